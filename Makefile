@@ -1,0 +1,63 @@
+# `make demo` and `make test` set up everything they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RELEASE ?=
+
+.PHONY: help
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make demo     fetch a real vLLM 0.17.1 into a sandbox, then check, apply, check, diff, revert
+.PHONY: demo
+demo: $(VENV)/ready
+	@$(BIN)/python -m tools.demo
+
+## make test     run the tests, on every release that the issue names; prints the coverage
+.PHONY: test
+test: $(VENV)/ready
+	$(BIN)/python -m pytest --cov --cov-report=term-missing
+
+## make lint     ruff and mypy
+.PHONY: lint
+lint: $(VENV)/ready-to-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+## make format   let ruff format and fix what it can
+.PHONY: format
+format: $(VENV)/ready-to-lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+## make matrix   write patches/releases/ from the real wheels: all, or RELEASE=0.34.0
+.PHONY: matrix
+matrix: $(VENV)/ready
+	$(BIN)/python -m tools.write_matrix $(RELEASE)
+
+## make bench    time check and apply against bare imports, as ratios
+.PHONY: bench
+bench: $(VENV)/ready
+	$(BIN)/python -m benchmarks.command_line
+
+## make dist     build the wheel and the sdist
+.PHONY: dist
+dist: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet build
+	$(BIN)/python -m build
+
+## make clean    remove .venv and everything built
+.PHONY: clean
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/ready: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+$(VENV)/ready-to-lint: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,lint]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Measurements: each prints ratios taken in one run, since timings differ between machines."""

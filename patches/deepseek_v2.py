@@ -1,0 +1,200 @@
+"""``deepseek-v2``: DeepSeek-V2/V3 and what derives from it give EAGLE-3 its aux hidden states.
+
+The model runner asks the outermost model for ``SupportsEagle3``, tells it which layer ids to
+capture, and expects ``(hidden_states, aux_hidden_states)`` from each forward
+(vllm/v1/worker/gpu_model_runner.py, 0.11.1 to 0.17.1). Id ``k`` is the residual stream entering
+layer ``k``: ``hidden_states + residual``; id 0 is the embedding output, id ``n`` the final stream
+before the last norm.
+
+vLLM did this in its pull request 36361 (first in 0.18.0), but there id 0 raises a TypeError, id
+``n`` is dropped up to 0.24.0, and ids are not checked. Not needed from 0.18.0 on.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+from libcst import matchers as m
+
+from vllm_eagle3_patch import reading
+from vllm_eagle3_patch.codemod import AnchoredCodemod, assigns, matching, self_attribute
+from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.patch import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.sources import Sources
+
+PATH = "vllm/model_executor/models/deepseek_v2.py"
+MODEL = "DeepseekV2Model"
+OUTER = "DeepseekV2ForCausalLM"
+
+# A class attribute and not one set in __init__: EagleMistralLarge3Model calls only
+# nn.Module.__init__ and then this forward (mistral_large_3_eagle.py, 0.12.0 on).
+CLASS_DEFAULT = "aux_hidden_state_layers: tuple[int, ...] = ()"
+
+MODEL_METHODS = '''
+def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+    """Capture the residual stream entering each of these layers (n: leaving the last)."""
+    layers = tuple(layers)
+    num_layers = len(self.layers)
+    first = self.start_layer
+    last = num_layers if self.end_layer == num_layers else self.end_layer - 1
+    for layer_id in layers:
+        if not isinstance(layer_id, int) or not first <= layer_id <= last:
+            raise ValueError(
+                f"EAGLE-3 aux hidden state layer id {layer_id!r} is not valid: "
+                f"of this model's {num_layers} layers, this rank can capture "
+                f"ids {first} to {last}"
+            )
+        if layers.count(layer_id) > 1:
+            raise ValueError(
+                f"EAGLE-3 aux hidden state layer id {layer_id!r} is repeated in "
+                f"{layers}: valid are distinct ids from {first} to {last}"
+            )
+    self.aux_hidden_state_layers = layers
+
+def get_eagle3_aux_hidden_state_layers(self) -> tuple[int, ...]:
+    num_layers = len(self.layers)
+    layers = (2, num_layers // 2, num_layers - 3)
+    if min(layers) < 0 or len(set(layers)) < len(layers):
+        raise ValueError(
+            f"no default EAGLE-3 aux hidden state layers for {num_layers} layers: "
+            "set eagle_aux_hidden_state_layer_ids in the draft model's config"
+        )
+    return layers
+'''
+
+OUTER_METHODS = """
+def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+    self.model.set_aux_hidden_state_layers(layers)
+
+def get_eagle3_aux_hidden_state_layers(self) -> tuple[int, ...]:
+    return self.model.get_eagle3_aux_hidden_state_layers()
+"""
+
+# Id 0 has no residual yet. Its copy is needed: later kernels may write into that buffer.
+COLLECT = """
+if layer_id in self.aux_hidden_state_layers:
+    aux_hidden_states.append(
+        hidden_states.clone() if residual is None else hidden_states + residual
+    )
+"""
+
+COLLECT_LAST = """
+if self.end_layer in self.aux_hidden_state_layers:
+    aux_hidden_states.append(hidden_states + residual)
+"""
+
+RETURN_BOTH = """
+if aux_hidden_states:
+    return hidden_states, aux_hidden_states
+"""
+
+
+LAYER_LOOP = m.For(
+    target=m.Name("layer"),
+    iter=m.Call(
+        func=m.Name("islice"),
+        args=[
+            m.Arg(self_attribute("layers")),
+            m.Arg(self_attribute("start_layer")),
+            m.Arg(self_attribute("end_layer")),
+        ],
+    ),
+)
+NUMBERED_LOOP = """
+for layer_id, layer in enumerate(
+    islice(self.layers, self.start_layer, self.end_layer), start=self.start_layer
+):
+    pass
+"""
+LAYER_CALL = assigns("hidden_states", "residual", value=m.Call(func=m.Name("layer")))
+LAST_NORM = assigns("hidden_states", "_", value=m.Call(func=self_attribute("norm")))
+RETURN = m.SimpleStatementLine(body=[m.Return(value=m.Name("hidden_states"))])
+
+
+class DeepseekV2Codemod(AnchoredCodemod):
+    """The interface on the outer class, the collecting forward on the inner one."""
+
+    patch: ClassVar[str] = "deepseek-v2"
+
+    def edit(self, module: cst.Module) -> None:
+        """Find the import, both classes, the layer loop, the last norm and the return."""
+        self.import_name(module, "SupportsEagle3", beside="SupportsLoRA")
+        outer = self.only_class(module, OUTER)
+        self.add_base(outer, "SupportsEagle3")
+        self.add_methods(module, outer, OUTER_METHODS)
+        inner = self.only_class(module, MODEL)
+        self.add_class_attribute(module, inner, CLASS_DEFAULT)
+        self.add_methods(module, inner, MODEL_METHODS)
+        self._collect(module, self.only_method(inner, "forward"))
+
+    def _collect(self, module: cst.Module, forward: cst.FunctionDef) -> None:
+        where = f"{MODEL}.forward"
+        statements = forward.body.body
+        loop = self.only(m.findall(forward, m.For()), "one loop", where)
+        self.only(
+            [loop] if loop in statements and m.matches(loop, LAYER_LOOP) else [],
+            "for layer in islice(self.layers, self.start_layer, self.end_layer)",
+            where,
+        )
+        loop = cst.ensure_type(loop, cst.For)
+        anchor = "hidden_states, residual = layer(...)"
+        call = self.only(matching(loop.body, LAYER_CALL), anchor, f"the loop of {where}")
+        anchor = "hidden_states, _ = self.norm(...)"
+        norm = self.only(matching(forward.body, LAST_NORM), anchor, where)
+        anchor = "return hidden_states at the end"
+        end = self.only([n for n in statements[-1:] if m.matches(n, RETURN)], anchor, where)
+
+        (numbered,) = self.statements(module, NUMBERED_LOOP)
+        numbered = cst.ensure_type(numbered, cst.For)
+        self.insert_before(loop, self.statements(module, "aux_hidden_states = []"))
+        self.change(loop.target, lambda _: numbered.target)
+        self.change(loop.iter, lambda _: numbered.iter)
+        self.insert_before(call, self.statements(module, COLLECT))
+        self.insert_before(norm, self.statements(module, COLLECT_LAST))
+        self.insert_before(end, self.statements(module, RETURN_BOTH))
+
+
+class DeepseekV2(Patch):
+    """See the module."""
+
+    name = "deepseek-v2"
+    title = "DeepSeek-V2/V3 collect aux hidden states and implement SupportsEagle3"
+    upstream = "vLLM pull request 36361, first in 0.18.0"
+
+    def paths(self, sources: Sources) -> tuple[str, ...]:
+        """The one file, in every release."""
+        return (PATH,) if sources.exists(PATH) else ()
+
+    def codemod(self) -> type[AnchoredCodemod]:
+        """See :class:`DeepseekV2Codemod`."""
+        return DeepseekV2Codemod
+
+    def holds(self, module: ast.Module, models: Sequence[FamilyModel] = FAMILY) -> bool:
+        """Both classes play their part: vLLM's own way since 0.18.0 counts too."""
+        return reading.implements_eagle3(reading.find_class(module, OUTER)) and collects(
+            reading.find_method(reading.find_class(module, MODEL), "forward")
+        )
+
+
+def collects(forward: reading.FunctionNode | None) -> bool:
+    """Whether a forward appends aux hidden states in its layer loop and returns them."""
+    if forward is None:
+        return False
+    collected = any(
+        reading.mentions(loop, "aux_hidden_state_layers")
+        and reading.appends_to(loop, "aux_hidden_states")
+        for loop in forward.body
+        if isinstance(loop, ast.For)
+    )
+    return collected and any(
+        isinstance(node.value, ast.Tuple) and reading.mentions(node.value, "aux_hidden_states")
+        for node in ast.walk(forward)
+        if isinstance(node, ast.Return)
+    )

@@ -1,0 +1,38 @@
+"""Fixtures: small copies of a real installation, which every test may change as it likes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tools.fetch_release import fetch
+from vllm_eagle3_patch import matrix
+
+
+def small_copy(release: str, destination: Path) -> Path:
+    """A release's files that the matrix names, with its metadata, as a site-packages folder."""
+    pins = matrix.load(release)
+    assert pins is not None
+    source = fetch(release)
+    for path in (*pins.files, *pins.evidence, "vllm/__init__.py", "vllm/_version.py"):
+        target = destination / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / path, target)
+    (info,) = source.glob("*.dist-info")
+    shutil.copytree(info, destination / info.name)
+    return destination
+
+
+@pytest.fixture
+def site_packages(tmp_path: Path) -> Path:
+    """vLLM 0.17.1, as far as this tool looks at it."""
+    return small_copy("0.17.1", tmp_path / "site-packages")
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests name their installation; none is found by accident."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)

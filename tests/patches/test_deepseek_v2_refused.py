@@ -1,0 +1,186 @@
+"""``deepseek-v2`` on sources that it must not touch, and forwards that do not collect."""
+
+import pytest
+from deepseek_v2_sources import (
+    AFTER,
+    BASES,
+    BEFORE,
+    CALL,
+    COLLECTING,
+    COUNTING,
+    DEFAULT,
+    FORWARD,
+    IMPORT,
+    IMPORT_AND_BASE,
+    INNER,
+    LOOP,
+    METHODS,
+    NORM,
+    OUTER,
+    RETURN,
+)
+from patch_checks import Change, changed, refusal
+
+from vllm_eagle3_patch.patches.deepseek_v2 import DeepseekV2
+from vllm_eagle3_patch.sources import parse
+
+PATCH = DeepseekV2()
+
+
+HALVES = {
+    "base only": (*IMPORT_AND_BASE,),
+    "methods only": METHODS,
+    "forward only": (*DEFAULT, *COLLECTING),
+    "forward only, with a counter": (*DEFAULT, *COUNTING),
+    "all but the base": (*METHODS, *DEFAULT, *COLLECTING),
+    "all but the methods": (*IMPORT_AND_BASE, *DEFAULT, *COLLECTING),
+    "all but the forward": (*IMPORT_AND_BASE, *METHODS, *DEFAULT),
+    "default on the class only": ((INNER, f"{INNER}    aux_hidden_state_layers = ()\n"),),
+    "default in the constructor only": DEFAULT,
+}
+
+
+@pytest.mark.parametrize("changes", HALVES.values(), ids=HALVES)
+def test_half_of_the_patch_done_by_hand_is_refused(changes: tuple[Change, ...]) -> None:
+    refusal(PATCH, changed(BEFORE, *changes))
+
+
+IN_FORWARD = "DeepseekV2Model.forward"
+ISLICE = "for layer in islice(self.layers, self.start_layer, self.end_layer)"
+NO_IMPORT = ("import of SupportsLoRA without SupportsEagle3", "the module")
+
+REFUSED = {
+    "import gone": ([(IMPORT, "from .interfaces import SupportsPP\n")], (*NO_IMPORT, 0)),
+    "import of everything": ([(IMPORT, "from .interfaces import *\n")], (*NO_IMPORT, 0)),
+    "protocol beside it renamed": (
+        [("SupportsEagle, SupportsLoRA, ", "SupportsEagle, SupportsAdapters, ")],
+        (*NO_IMPORT, 0),
+    ),
+    "imported twice": (
+        [(IMPORT, f"{IMPORT}from .others import SupportsLoRA\n")],
+        (*NO_IMPORT, 2),
+    ),
+    "inner class renamed": (
+        [(INNER, INNER.replace("V2Model", "V2Stack"))],
+        ("class DeepseekV2Model", "the module", 0),
+    ),
+    "outer class renamed": (
+        [(OUTER, OUTER.replace("V2For", "V9For"))],
+        ("class DeepseekV2ForCausalLM", "the module", 0),
+    ),
+    "outer class twice": (
+        [(OUTER, f"class DeepseekV2ForCausalLM(nn.Module):\n    pass\n\n\n{OUTER}")],
+        ("class DeepseekV2ForCausalLM", "the module", 2),
+    ),
+    "inner class inside an if": (
+        [(INNER, "if True:\n  class DeepseekV2Model:\n    pass\n\n\nclass Other:\n")],
+        ("class DeepseekV2Model", "the module", 0),
+    ),
+    "outer class without bases": (
+        [(f"{OUTER}{BASES})", "class DeepseekV2ForCausalLM")],
+        ("bases of class DeepseekV2ForCausalLM without SupportsEagle3", "the module", 0),
+    ),
+    "protocol as an attribute among the bases": (
+        [("SupportsEagle\n", "SupportsEagle, interfaces.SupportsEagle3\n")],
+        ("bases of class DeepseekV2ForCausalLM without SupportsEagle3", "the module", 0),
+    ),
+    "class split": (
+        [(FORWARD, f"\nclass DeepseekV2Runner(DeepseekV2Model):\n{FORWARD}")],
+        ("def forward", "DeepseekV2Model", 0),
+    ),
+    "outer forward inherited": (
+        [
+            (
+                "    def forward(self, input_ids, positions, intermediate_tensors=None)",
+                "    def run(self)",
+            )
+        ],
+        ("def forward", "DeepseekV2ForCausalLM", 0),
+    ),
+    "inner methods there": (
+        [
+            (
+                "    compiled = False\n",
+                "    def set_aux_hidden_state_layers(self, ids):\n        pass\n",
+            )
+        ],
+        ("class DeepseekV2Model without def set_aux_hidden_state_layers", "the module", 0),
+    ),
+    "loop renamed": ([("for layer in", "for block in")], (ISLICE, IN_FORWARD, 0)),
+    "loop over all layers": (
+        [("islice(self.layers, self.start_layer, self.end_layer)", "self.layers")],
+        (ISLICE, IN_FORWARD, 0),
+    ),
+    "loop inside an if": (
+        [(LOOP + CALL, f"        if True:\n    {LOOP}    {CALL}")],
+        (ISLICE, IN_FORWARD, 0),
+    ),
+    "two loops": ([(LOOP + CALL, (LOOP + CALL) * 2)], ("one loop", IN_FORWARD, 2)),
+    "another loop nested": (
+        [(CALL, f"{CALL}            for hook in self.hooks:\n                hook()\n")],
+        ("one loop", IN_FORWARD, 2),
+    ),
+    "no loop": ([(LOOP + CALL, "        run(self.layers)\n")], ("one loop", IN_FORWARD, 0)),
+    "layer called otherwise": (
+        [("= layer(positions", "= layer.run(positions")],
+        ("hidden_states, residual = layer(...)", f"the loop of {IN_FORWARD}", 0),
+    ),
+    "layer called twice": (
+        [(CALL, CALL * 2)],
+        ("hidden_states, residual = layer(...)", f"the loop of {IN_FORWARD}", 2),
+    ),
+    "norm gone": (
+        [(NORM, "")],
+        ("hidden_states, _ = self.norm(...)", IN_FORWARD, 0),
+    ),
+    "norm twice": (
+        [(NORM, NORM * 2)],
+        ("hidden_states, _ = self.norm(...)", IN_FORWARD, 2),
+    ),
+    "no return at the end": (
+        [(RETURN, "residual)\n        self.out = hidden_states\n")],
+        ("return hidden_states at the end", IN_FORWARD, 0),
+    ),
+    "more after the return": (
+        [(RETURN, f"{RETURN}        self.done = True\n")],
+        ("return hidden_states at the end", IN_FORWARD, 0),
+    ),
+    "another return at the end": (
+        [(RETURN, "residual)\n        return hidden_states.float()\n")],
+        ("return hidden_states at the end", IN_FORWARD, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "expected"), REFUSED.values(), ids=REFUSED)
+def test_unknown_source_is_refused(changes: list[Change], expected: tuple[str, str, int]) -> None:
+    assert refusal(PATCH, changed(BEFORE, *changes)) == expected
+
+
+def test_the_interface_without_a_collecting_forward_does_not_hold() -> None:
+    source = changed(BEFORE, *IMPORT_AND_BASE, *METHODS, *DEFAULT)
+    assert not PATCH.holds(parse(source.encode(), ""))
+
+
+NOT_COLLECTING = {
+    "nothing is returned": ("hidden_states, aux_hidden_states\n", "hidden_states, others\n"),
+    "only the list is returned": (
+        "return hidden_states, aux_hidden_states",
+        "return aux_hidden_states",
+    ),
+    "no list is filled": ("                aux_hidden_states.append(\n", "                keep(\n"),
+    "no ids are asked for": ("if layer_id in self.aux_hidden_state_layers:", "if layer_id in ids:"),
+    "the loop is gone": ("        for layer_id, layer in enumerate(", "        while next("),
+    "the forward is gone": (FORWARD, FORWARD.replace("forward", "run")),
+    "the class is gone": (INNER, INNER.replace("Model", "Stack")),
+    "a method is gone": (
+        "def get_eagle3_aux_hidden_state_layers(self) -> tuple[int, ...]:\n        return self",
+        "def layers(self) -> tuple[int, ...]:\n        return self",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", NOT_COLLECTING.values(), ids=NOT_COLLECTING)
+def test_the_postcondition_wants_every_part(change: Change) -> None:
+    assert PATCH.holds(parse(AFTER.encode(), ""))
+    assert not PATCH.holds(parse(changed(AFTER, change).encode(), ""))

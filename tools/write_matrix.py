@@ -1,0 +1,134 @@
+"""Write ``patches/releases/<version>.toml`` from a release's own wheel: ``make matrix``.
+
+Run as ``python -m tools.write_matrix [VERSION ...]``; without a version, every release.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from email.parser import BytesHeaderParser
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from tools.fetch_release import fetch, releases
+from vllm_eagle3_patch.facts import ModelFacts
+from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.matrix import RELEASES, SUPPORT
+from vllm_eagle3_patch.patch import Patch, all_patches, selected
+from vllm_eagle3_patch.sources import Sources, sha256
+from vllm_eagle3_patch.survey import EVIDENCE, survey
+
+HEADER = "# Written by `make matrix RELEASE={name}` from the release's wheel; do not edit.\n"
+
+
+@dataclass(frozen=True)
+class Patched:
+    """A release with the default set of patches in it."""
+
+    contents: dict[str, bytes]
+    patches: dict[str, list[str]]
+
+
+def describe(name: str, root: Path) -> dict[str, Any]:
+    """What the matrix holds of a release.
+
+    Args:
+        name: The release's version.
+        root: Its files, laid out as in site-packages.
+    """
+    sources = Sources(root)
+    before = survey(sources)
+    patched = apply_default_set(sources, before)
+    after = {facts.architecture: facts for facts in survey(sources.with_overlay(patched.contents))}
+    (metadata,) = root.glob("*.dist-info/METADATA")
+    (record,) = root.glob("*.dist-info/RECORD")
+    concerned = sorted({path for patch in all_patches() for path in patch.paths(sources)})
+    models = {f.architecture: _model(f, after[f.architecture]) for f in before}
+    best = min((m["support"] for m in models.values()), key=SUPPORT.index, default="unsupported")
+    reasons = [m["reason"] for m in models.values() if "reason" in m and m["support"] == best]
+    return {
+        "release": name,
+        "support": best,
+        **({"reason": reasons[0]} if reasons else {}),
+        "requires_python": BytesHeaderParser().parsebytes(metadata.read_bytes())["Requires-Python"],
+        "record_sha256": sha256(record.read_bytes()),
+        "models": models,
+        "files": {
+            path: {
+                "original": sources.digest(path),
+                "patched": sha256(patched.contents.get(path) or sources.read(path) or b""),
+                "patches": patched.patches.get(path, []),
+            }
+            for path in concerned
+        },
+        "evidence": {
+            path: sources.digest(path)
+            for path in EVIDENCE
+            if path not in concerned and sources.exists(path)
+        },
+    }
+
+
+def apply_default_set(sources: Sources, before: tuple[ModelFacts, ...]) -> Patched:
+    """Apply what makes a model ready that is not, and nothing else."""
+    shipped = {facts.architecture for facts in before}
+    models = tuple(model for model in FAMILY if model.architecture in shipped)
+    lacking = {name for facts in before if facts.reason is None for name in facts.missing}
+    patched = Patched({}, {})
+    for patch in selected(all_patches()):
+        if patch.name in lacking:
+            _apply(patch, sources, models, patched)
+    return patched
+
+
+def _apply(patch: Patch, sources: Sources, models: tuple[Any, ...], patched: Patched) -> None:
+    for path in patch.paths(sources):
+        content = patched.contents.get(path) or sources.read(path) or b""
+        changed = patch.apply(content, path, models)
+        if changed != content:
+            patched.contents[path] = changed
+            patched.patches.setdefault(path, []).append(patch.name)
+
+
+def _model(before: ModelFacts, after: ModelFacts) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "model_types": list(before.model_types),
+        "support": support_of(before),
+        "missing": list(before.missing),
+        "limits": list(before.limits),
+    }
+    if before.reason is not None:
+        described["reason"] = before.reason
+    if after.missing:
+        described["missing_patched"] = list(after.missing)
+    if after.limits != before.limits:
+        described["limits_patched"] = list(after.limits)
+    return described
+
+
+def support_of(before: ModelFacts) -> str:
+    """``native``, ``patch``, ``interface`` or ``unsupported``."""
+    if before.reason is not None:
+        return "interface" if before.engine else "unsupported"
+    return "patch" if before.missing else "native"
+
+
+def write(name: str, root: Path) -> Path:
+    """Write a release's file of the matrix."""
+    file = RELEASES / f"{name}.toml"
+    text = HEADER.format(name=name) + tomlkit.dumps(describe(name, root))
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def main(names: list[str]) -> None:
+    """Write the releases named, or all."""
+    for name in names or releases():
+        print(write(name, fetch(name)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

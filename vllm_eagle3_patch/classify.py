@@ -1,0 +1,257 @@
+"""Classify: what each file of an installation is, which release it belongs to, what is missing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from vllm_eagle3_patch import matrix
+from vllm_eagle3_patch.errors import PatchError, UnsupportedError
+from vllm_eagle3_patch.facts import ModelFacts
+from vllm_eagle3_patch.sources import Sources
+from vllm_eagle3_patch.traces import has_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from vllm_eagle3_patch.find import Installation
+    from vllm_eagle3_patch.matrix import Release
+    from vllm_eagle3_patch.state import Manifest, ManifestEntry
+
+_MARKERS = re.compile(rb"# vllm-eagle3-patch: ([a-z0-9-]+)")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something a user should know: a stable code, what is so, what to do."""
+
+    code: str
+    message: str
+    hint: str
+
+    @classmethod
+    def of(cls, error: PatchError) -> Problem:
+        """An error as a problem."""
+        return cls(error.code, error.message, error.hint)
+
+
+@dataclass(frozen=True)
+class FileStatus:
+    """One file that a patch concerns.
+
+    Attributes:
+        path: Relative to the directory that holds the package.
+        state: ``pristine``, ``patched``, ``modified`` or ``missing``.
+        digest: Its sha256 in hexadecimal, None if it is missing.
+        patches: The patches in it; for a pristine file those that concern it, if known.
+        known: Whether its content is in the matrix or was written by us.
+        entry: What our manifest says of it, where that still holds.
+        stale: Whether the manifest speaks of it, but vLLM was installed anew since.
+    """
+
+    path: str
+    state: str
+    digest: str | None
+    patches: tuple[str, ...]
+    known: bool
+    entry: ManifestEntry | None = None
+    stale: bool = False
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Everything that is known of an installation before anything is decided.
+
+    Attributes:
+        installation: The vLLM in question.
+        sources: Its files.
+        manifest: What our state folder says, None without one or if it is corrupt.
+        release: The release that it is by content, None if it is none of the matrix.
+        files: The files concerned.
+        facts: What holds for each model that it ships.
+        problems: What a user should know, whatever is decided.
+    """
+
+    installation: Installation
+    sources: Sources
+    manifest: Manifest | None
+    release: Release | None
+    files: tuple[FileStatus, ...]
+    facts: tuple[ModelFacts, ...]
+    problems: tuple[Problem, ...] = field(default=())
+
+    @property
+    def pinned(self) -> bool:
+        """Whether every file concerned is known by content."""
+        return self.release is not None and all(status.known for status in self.files)
+
+    @property
+    def originals(self) -> Sources:
+        """The installation as it was before us: our files replaced by their kept originals.
+
+        Raises:
+            StateCorruptError: An original is lost or not what it was.
+        """
+        if self.manifest is None:
+            return self.sources
+        from vllm_eagle3_patch.state import original_bytes
+
+        root = self.installation.root
+        ours = [status.entry for status in self.files if status.entry is not None]
+        return self.sources.with_overlay({e.path: original_bytes(root, e) for e in ours})
+
+
+def classify(installation: Installation) -> Assessment:
+    """Read an installation and our state in it. Nothing is written.
+
+    Raises:
+        PatchError: A file cannot be read.
+    """
+    sources = Sources(installation.root)
+    problems: list[Problem] = []
+    manifest = None
+    if has_traces(installation.root):
+        from vllm_eagle3_patch.state import read_manifest
+
+        try:
+            manifest = read_manifest(installation.root)
+        except PatchError as error:
+            problems.append(Problem.of(error))
+    release = identify(sources, installation, manifest)
+    files = tuple(
+        _status(path, sources, installation, release, manifest)
+        for path in _concerned(sources, release)
+    )
+    assessment = Assessment(installation, sources, manifest, release, files, ())
+    try:
+        facts = _facts(assessment)
+    except UnsupportedError as error:
+        facts = ()
+        problems.append(Problem.of(error))
+    problems.extend(_problems(assessment))
+    return replace(assessment, facts=facts, problems=tuple(problems))
+
+
+def identify(
+    sources: Sources, installation: Installation, manifest: Manifest | None
+) -> Release | None:
+    """The release whose files these are: by their content, or as they were installed."""
+    entries = manifest.files if manifest else {}
+
+    def belongs(path: str, pin: matrix.FilePin) -> bool:
+        digest = sources.digest(path)
+        entry = entries.get(path)
+        if entry is not None and digest == entry.written:
+            return entry.original == pin.original
+        known = (pin.original, pin.patched)
+        return digest in known or installation.record.get(path) in known
+
+    for release in matrix.releases(first=matrix.base_version(installation.version)):
+        if all(belongs(path, pin) for path, pin in release.files.items()):
+            return release
+    return None
+
+
+def _concerned(sources: Sources, release: Release | None) -> Iterable[str]:
+    if release is not None:
+        return release.files
+    from vllm_eagle3_patch.patch import all_patches
+
+    return sorted({path for patch in all_patches() for path in patch.paths(sources)})
+
+
+def _status(
+    path: str,
+    sources: Sources,
+    installation: Installation,
+    release: Release | None,
+    manifest: Manifest | None,
+) -> FileStatus:
+    digest = sources.digest(path)
+    pin = release.files[path] if release else None
+    entry = manifest.files.get(path) if manifest else None
+    if digest is None:
+        return FileStatus(path, "missing", None, (), known=False, stale=entry is not None)
+    if entry is not None and digest == entry.written:
+        return FileStatus(path, "patched", digest, entry.patches, known=True, entry=entry)
+    stale = entry is not None
+    if pin is not None and digest in (pin.original, pin.patched):
+        state = "pristine" if digest == pin.original else "patched"
+        return FileStatus(path, state, digest, pin.patches, known=True, stale=stale)
+    markers = tuple(
+        dict.fromkeys(name.decode() for name in _MARKERS.findall(sources.read(path) or b""))
+    )
+    recorded = installation.record.get(path)
+    if digest == recorded or (recorded is None and not markers and not stale):
+        return FileStatus(path, "pristine", digest, (), known=False, stale=stale)
+    state = "patched" if markers and entry is None else "modified"
+    return FileStatus(path, state, digest, markers, known=False)
+
+
+def _facts(assessment: Assessment) -> tuple[ModelFacts, ...]:
+    """From the matrix where every file is as pinned, else from the source."""
+    sources, release = assessment.sources, assessment.release
+    if release is not None and all(
+        sources.digest(path) == pin for path, pin in release.evidence.items()
+    ):
+        digests = {status.path: status.digest for status in assessment.files}
+        if all(digests[path] == pin.original for path, pin in release.files.items()):
+            return tuple(_pinned(model, patched=False) for model in release.models)
+        if all(digests[path] == pin.patched for path, pin in release.files.items()):
+            return tuple(_pinned(model, patched=True) for model in release.models)
+    from vllm_eagle3_patch.survey import survey
+
+    return survey(sources)
+
+
+def _pinned(model: matrix.ModelPin, *, patched: bool) -> ModelFacts:
+    return ModelFacts(
+        architecture=model.architecture,
+        model_types=model.model_types,
+        missing=model.missing_patched if patched else model.missing,
+        reason=model.reason,
+        engine=model.support == "interface",
+        limits=model.limits_patched if patched else model.limits,
+    )
+
+
+def _problems(assessment: Assessment) -> Iterable[Problem]:
+    installation, manifest = assessment.installation, assessment.manifest
+    for package in installation.shadowed:
+        yield Problem(
+            "shadowed",
+            f"another vllm on the path is not imported: {package}",
+            "remove it, or name the installation you mean with --site-packages",
+        )
+    stale = [status.path for status in assessment.files if status.stale]
+    gone: Mapping[str, ManifestEntry] = manifest.files if manifest else {}
+    concerned = {status.path for status in assessment.files}
+    stale.extend(path for path in gone if path not in concerned)
+    if stale and not any(status.state == "modified" for status in assessment.files):
+        yield Problem(
+            "stale-state",
+            f"vLLM was reinstalled or upgraded after apply: {', '.join(sorted(stale))}",
+            "run apply to start afresh, or revert to drop what is kept of the old files",
+        )
+    yield from _file_problems(assessment)
+
+
+def _file_problems(assessment: Assessment) -> Iterable[Problem]:
+    for status in assessment.files:
+        if status.state == "missing":
+            yield Problem(
+                "missing", f"{status.path} is missing", "reinstall vLLM: it is incomplete"
+            )
+        elif status.state == "modified":
+            yield Problem(
+                "modified",
+                f"{status.path} was changed by someone else",
+                "reinstall vLLM, or use --force to go on (a copy of the file is kept)",
+            )
+        elif status.state == "patched" and status.entry is None:
+            yield Problem(
+                "no-original",
+                f"{status.path} is patched, but its original is not kept here",
+                "to get the original back, reinstall vLLM",
+            )

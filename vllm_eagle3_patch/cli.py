@@ -1,0 +1,265 @@
+"""The command line: it parses and renders, nothing else."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from vllm_eagle3_patch import __version__
+from vllm_eagle3_patch.errors import PatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm_eagle3_patch.commands import Where
+    from vllm_eagle3_patch.plan import Options
+    from vllm_eagle3_patch.report import Report
+
+INTERNAL_ERROR = 70
+INTERRUPTED = 130
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(context_settings={**_HELP, "auto_envvar_prefix": "VLLM_EAGLE3_PATCH"})
+@click.version_option(__version__, prog_name="vllm-eagle3-patch")
+def cli() -> None:
+    """Make EAGLE-3 work for the DeepSeek-V2 family on the vLLM that is already installed.
+
+    \b
+    vllm-eagle3-patch check     says whether it works here, and if not, what is missing
+    vllm-eagle3-patch apply     makes it work
+    vllm-eagle3-patch revert    puts every original file back, byte for byte
+    """
+
+
+def _options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.reduce(lambda f, option: option(f), reversed(decorators), function)
+
+    return decorate
+
+
+_folder = click.Path(path_type=Path)
+_output = _options(
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+    click.option("--debug", is_flag=True, help="Show a traceback with an error."),
+)
+_where = _options(
+    click.option(
+        "--site-packages",
+        type=_folder,
+        metavar="DIR",
+        help="Act on this folder; no interpreter is started.",
+    ),
+    click.option(
+        "--python",
+        type=_folder,
+        metavar="PATH",
+        help="Act on what this interpreter, or this venv's, would import.",
+    ),
+)
+_selection = _options(
+    click.option("--unpinned", is_flag=True, help="Allow files that are not in the matrix."),
+    click.option(
+        "--interface-only",
+        is_flag=True,
+        help="Add the interface where the engine cannot run the combination.",
+    ),
+    click.option(
+        "--harden", is_flag=True, help="Also change models that already start, to be right."
+    ),
+    click.option("--only", multiple=True, metavar="NAME", help="Only this patch (repeatable)."),
+    click.option("--skip", multiple=True, metavar="NAME", help="Not this patch (repeatable)."),
+)
+
+
+@cli.command()
+@_where
+@_selection
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="Decide by this architecture or model type only (repeatable).",
+)
+@_output
+def check(as_json: bool, debug: bool, **given: Any) -> NoReturn:
+    """Say whether EAGLE-3 works here for each model, and what is missing.
+
+    \b
+    Exit code: 0 ready, 1 apply would make it work, 3 no vLLM, 4 cannot be patched,
+    5 a file was changed by someone else, 7 another run is busy, 8 a run was interrupted.
+    """
+
+    def run() -> Report:
+        from vllm_eagle3_patch import commands
+
+        return commands.check(_given_where(given), _given_options(given))
+
+    _run(run, as_json=as_json, debug=debug, command="check")
+
+
+@cli.command()
+@_where
+@_selection
+@click.option("--dry-run", is_flag=True, help="Plan only; write nothing.")
+@click.option("--diff", "show_diff", is_flag=True, help="Plan only; show the unified diff.")
+@click.option("--force", is_flag=True, help="Also patch a file that someone else changed.")
+@_output
+def apply(as_json: bool, debug: bool, dry_run: bool, show_diff: bool, **given: Any) -> NoReturn:
+    """Make EAGLE-3 work: change all files or none, keep the originals, check the result.
+
+    \b
+    Exit code: 0 done or nothing to do, 1 (dry run) there is something to do, 3 no vLLM,
+    4 cannot be patched, 5 a file was changed by someone else, 6 the result was wrong and
+    everything was put back, 7 could not write.
+    """
+
+    def run() -> Report:
+        from vllm_eagle3_patch import commands
+
+        where, options = _given_where(given), _given_options(given)
+        return commands.apply(where, options, dry_run=dry_run, show_diff=show_diff)
+
+    _run(run, as_json=as_json, debug=debug, command="apply")
+
+
+@cli.command()
+@_where
+@click.option("--dry-run", is_flag=True, help="Say what would be put back; write nothing.")
+@click.option("--force", is_flag=True, help="Also put back a file that was edited since.")
+@_output
+def revert(as_json: bool, debug: bool, dry_run: bool, force: bool, **given: Any) -> NoReturn:
+    """Put every original file back, byte for byte, with its mode, owner, times and link."""
+
+    def run() -> Report:
+        from vllm_eagle3_patch import commands
+
+        return commands.revert(_given_where(given), force=force, dry_run=dry_run)
+
+    _run(run, as_json=as_json, debug=debug, command="revert")
+
+
+@cli.command()
+@_where
+@_selection
+@_output
+def diff(as_json: bool, debug: bool, **given: Any) -> NoReturn:
+    """Show the unified diff that apply would make, or has made; for `patch -p1`.
+
+    Exit code: 0 no difference, 1 a difference, above 1 as for check.
+    """
+
+    def run() -> Report:
+        from vllm_eagle3_patch import commands
+
+        return commands.diff(_given_where(given), _given_options(given))
+
+    _run(run, as_json=as_json, debug=debug, command="diff")
+
+
+@cli.command()
+@click.option("--release", "name", metavar="VERSION", help="One release, with its pins.")
+@_output
+def matrix(as_json: bool, debug: bool, name: str | None) -> None:
+    """Show the compatibility matrix: a row a release, a column a model."""
+    del debug
+    from vllm_eagle3_patch import matrix as pins
+    from vllm_eagle3_patch import render
+
+    release = pins.load(name) if name else None
+    if name and release is None:
+        raise click.BadParameter(f"no release {name} in the matrix", param_hint="--release")
+    chosen = [release] if release else [pins.load(n) for n in pins.names()]
+    releases = [r for r in chosen if r is not None]
+    if as_json:
+        render.print_json(pins.document(releases))
+    elif release is not None:
+        render.print_release(release)
+    else:
+        render.print_matrix(releases)
+
+
+def main() -> NoReturn:
+    """The console script."""
+    cli(prog_name="vllm-eagle3-patch")
+    raise AssertionError("click exits")
+
+
+def _given_where(given: dict[str, Any]) -> Where:
+    from vllm_eagle3_patch.commands import Where
+
+    return Where(given["site_packages"], given["python"])
+
+
+def _given_options(given: dict[str, Any]) -> Options:
+    from vllm_eagle3_patch.family import select_models
+    from vllm_eagle3_patch.plan import Options
+
+    try:
+        select_models(given.get("models", ()))
+    except KeyError as error:
+        message = f"no model of the family is called {error.args[0]}"
+        raise click.BadParameter(message, param_hint="--model") from error
+    _known_patches(*given["only"], *given["skip"])
+    names = ("unpinned", "interface_only", "harden", "only", "skip", "models", "force")
+    return Options(**{name: given[name] for name in names if name in given})
+
+
+def _known_patches(*names: str) -> None:
+    if not names:
+        return
+    from vllm_eagle3_patch.patch import all_patches
+
+    known = [patch.name for patch in all_patches()]
+    for name in names:
+        if name not in known:
+            message = f"no patch is called {name}; there are {', '.join(known)}"
+            raise click.BadParameter(message, param_hint="--only / --skip")
+
+
+def _run(run: Callable[[], Report], *, as_json: bool, debug: bool, command: str) -> NoReturn:
+    """Run a command, print its report or its error, and exit with its code."""
+    from vllm_eagle3_patch import render
+
+    try:
+        report = run()
+    except PatchError as error:
+        if debug:
+            traceback.print_exc()
+        if as_json:
+            render.print_json(_error_document(error, command))
+        render.print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; no file was left half-changed\n")
+        sys.exit(INTERRUPTED)
+    except click.ClickException:
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        message = render.printable(f"{type(error).__name__}: {error}")
+        sys.stderr.write(f"error: internal error: {message}\n  run it with --debug and report it\n")
+        sys.exit(INTERNAL_ERROR)
+    if as_json:
+        render.print_json(report.document())
+    elif command == "diff" and report.diff is not None:
+        render.print_diff(report.diff)
+    else:
+        render.print_report(report)
+    sys.exit(report.exit_code)
+
+
+def _error_document(error: PatchError, command: str) -> dict[str, Any]:
+    from vllm_eagle3_patch.classify import Problem
+    from vllm_eagle3_patch.report import Report
+
+    return Report(command, error.exit_code, problems=(Problem.of(error),)).document()

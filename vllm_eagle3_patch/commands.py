@@ -1,0 +1,255 @@
+"""The commands, each a function that returns a report; nothing here prints or exits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_eagle3_patch import __version__
+from vllm_eagle3_patch.classify import Assessment, Problem, classify
+from vllm_eagle3_patch.errors import (
+    InterruptedRunError,
+    NotWritableError,
+    UnsupportedError,
+    VerificationError,
+)
+from vllm_eagle3_patch.find import Installation, find
+from vllm_eagle3_patch.matrix import releases
+from vllm_eagle3_patch.plan import Options, Plan, plan, unified_diff, wanted
+from vllm_eagle3_patch.report import Report
+from vllm_eagle3_patch.traces import has_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from vllm_eagle3_patch.transaction import KeptAside
+
+CORRUPT = ("state-corrupt", "state-unsafe")
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which vLLM, as the user named it."""
+
+    site_packages: Path | None = None
+    python: Path | None = None
+
+    def find(self, *, writing: bool = False) -> Installation:
+        """Find it (see :func:`vllm_eagle3_patch.find.find`)."""
+        return find(site_packages=self.site_packages, python=self.python, writing=writing)
+
+
+def check(where: Where, options: Options) -> Report:
+    """Say whether EAGLE-3 works for each model, and if not, what is missing. Never writes."""
+    installation = where.find()
+    in_the_way = _in_the_way(installation.root)
+    if in_the_way is not None:
+        assessment = classify(installation)
+        problems = (Problem.of(in_the_way), *assessment.problems)
+        code = in_the_way.exit_code
+        return Report("check", code, "interrupted", installation, assessment, problems)
+    assessment = classify(installation)
+    decided = plan(assessment, options, contents=False)
+    return _report("check", assessment, decided)
+
+
+def apply(
+    where: Where, options: Options, *, dry_run: bool = False, show_diff: bool = False
+) -> Report:
+    """Make EAGLE-3 work: plan, commit all files or none, check the result from disk."""
+    installation = where.find(writing=True)
+    notes = _recover(installation.root, dry_run=dry_run)
+    assessment = classify(installation)
+    decided = plan(assessment, options)
+    diff = _plan_diff(decided) if show_diff else None
+    changed = tuple(change.path for change in decided.changes)
+    if not changed or dry_run or show_diff:
+        return _report(
+            "apply",
+            assessment,
+            decided,
+            changed=changed,
+            diff=diff,
+            notes=notes,
+            dry_run=dry_run or show_diff,
+        )
+    from vllm_eagle3_patch import transaction
+
+    release = assessment.release
+    result = transaction.commit(
+        installation.root,
+        decided.changes,
+        tool_version=__version__,
+        vllm_version=installation.version or "",
+        stale=tuple(status.path for status in assessment.files if status.stale),
+        release=release.name if release else None,
+        check=lambda: _check_from_disk(installation, options),
+    )
+    after = classify(installation)
+    notes += _kept(result.kept_aside)
+    notes += _restart(installation.root)
+    decided = plan(after, options, contents=False)
+    return _report("apply", after, decided, changed=changed, notes=notes)
+
+
+def revert(where: Where, *, force: bool = False, dry_run: bool = False) -> Report:
+    """Put every original file back, byte for byte."""
+    from vllm_eagle3_patch import transaction
+
+    installation = where.find(writing=True)
+    notes = _recover(installation.root, dry_run=dry_run)
+    assessment = classify(installation)
+    if any(problem.code in CORRUPT for problem in assessment.problems):
+        from vllm_eagle3_patch.state import read_manifest
+
+        read_manifest(installation.root)  # raises what the problem says
+    if assessment.manifest is None and any(s.state == "patched" for s in assessment.files):
+        raise UnsupportedError(
+            "patched, but no originals are kept here: the state folder is gone",
+            "reinstall vLLM to get the original files back",
+            code="no-original",
+        )
+    result = transaction.revert(
+        installation.root,
+        force=force,
+        dry_run=dry_run,
+        known_originals=_known_originals(assessment),
+        all_or_none=True,
+    )
+    notes += tuple(f"not as we left it, left alone: {path}" for path in result.left_alone)
+    notes += tuple(f"dropped what was kept of a file that is not ours: {p}" for p in result.stale)
+    notes += _kept(result.kept_aside)
+    if result.reverted and not dry_run:
+        notes += _restart(installation.root)
+    after = assessment if dry_run else classify(installation)
+    return Report(
+        "revert",
+        1 if dry_run and result.reverted else 0,
+        plan(after, Options(), contents=False).state,
+        installation,
+        after,
+        after.problems,
+        changed=result.reverted,
+        notes=notes,
+        dry_run=dry_run,
+    )
+
+
+def diff(where: Where, options: Options) -> Report:
+    """The unified diff that apply would make, or has made. Never writes."""
+    installation = where.find()
+    in_the_way = _in_the_way(installation.root)
+    if in_the_way is not None:
+        raise in_the_way
+    assessment = classify(installation)
+    decided = plan(assessment, options)
+    if decided.exit_code > 1:
+        return _report("diff", assessment, decided)
+    after = {change.path: change.after for change in decided.changes}
+    originals = assessment.originals
+    text = "".join(
+        unified_diff(
+            status.path,
+            originals.read(status.path) or b"",
+            after.get(status.path) or assessment.sources.read(status.path) or b"",
+        )
+        for status in assessment.files
+    )
+    code = 1 if text else 0
+    return Report(
+        "diff", code, decided.state, installation, assessment, assessment.problems, diff=text
+    )
+
+
+def _in_the_way(root: Path) -> InterruptedRunError | NotWritableError | None:
+    """A run in progress, or what an interrupted one left."""
+    if not has_traces(root):
+        return None
+    from vllm_eagle3_patch.journal import unfinished
+    from vllm_eagle3_patch.lock import held_by
+
+    holder = held_by(root)
+    if holder is not None:
+        return NotWritableError(
+            f"another run is changing this installation: {holder}",
+            "wait for it to end and try again",
+            code="busy",
+        )
+    if unfinished(root) is not None:
+        return InterruptedRunError(
+            "an earlier run was interrupted before it was done",
+            "run apply or revert: each first brings every file back to a known content",
+        )
+    return None
+
+
+def _recover(root: Path, *, dry_run: bool) -> tuple[str, ...]:
+    in_the_way = _in_the_way(root)
+    if in_the_way is None:
+        return ()
+    if dry_run or isinstance(in_the_way, NotWritableError):
+        raise in_the_way
+    from vllm_eagle3_patch import transaction
+
+    transaction.recover(root)
+    return ("an interrupted run was found and undone first",)
+
+
+def _check_from_disk(installation: Installation, options: Options) -> None:
+    """What was planned now holds, as read back from disk."""
+    after = classify(installation)
+    decided = plan(after, options, contents=False)
+    if decided.exit_code != 0:
+        lacking = sorted({n for f in after.facts for n in wanted(f, options) if f.reason is None})
+        raise VerificationError(
+            f"after writing, still missing: {', '.join(lacking) or decided.state}",
+            "every file was put back; please report this with the vLLM version",
+        )
+
+
+def _known_originals(assessment: Assessment) -> set[str]:
+    """The sha256 of files of ours as any release, or this installation's RECORD, has them."""
+    paths = assessment.manifest.files if assessment.manifest else {}
+    known = {
+        release.files[path].original
+        for release in releases()
+        for path in paths
+        if path in release.files
+    }
+    record = assessment.installation.record
+    return known | {record[path] for path in paths if path in record}
+
+
+def _kept(kept_aside: Sequence[KeptAside]) -> tuple[str, ...]:
+    return tuple(f"a copy of the edited {kept.path} is kept: {kept.copy}" for kept in kept_aside)
+
+
+def _restart(root: Path) -> tuple[str, ...]:
+    from vllm_eagle3_patch.processes import running_with
+
+    pids = running_with(root)
+    if not pids:
+        return ()
+    listed = ", ".join(str(pid) for pid in pids)
+    return (f"vLLM is running from this installation (pid {listed}): restart it to pick this up",)
+
+
+def _plan_diff(decided: Plan) -> str:
+    return "".join(
+        unified_diff(change.path, decided.before[change.path], change.after)
+        for change in decided.changes
+    )
+
+
+def _report(command: str, assessment: Assessment, decided: Plan, **more: object) -> Report:
+    problems = (*decided.problems, *assessment.problems)
+    return Report(
+        command,
+        decided.exit_code,
+        decided.state,
+        assessment.installation,
+        assessment,
+        problems,
+        **more,  # type: ignore[arg-type]
+    )

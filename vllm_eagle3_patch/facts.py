@@ -1,0 +1,36 @@
+"""What holds for one model of an installation, from the matrix or read from the source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What holds for one model.
+
+    Attributes:
+        architecture: Its name in vLLM's registry.
+        model_types: The config types that name it.
+        missing: The names of the patches that it lacks.
+        reason: Why no patch makes it ready, or None.
+        engine: Whether that reason is the engine's and not the model's.
+        limits: Codes of the conditions under which it does not work (see ``limits``).
+    """
+
+    architecture: str
+    model_types: tuple[str, ...]
+    missing: tuple[str, ...]
+    reason: str | None
+    engine: bool
+    limits: tuple[str, ...]
+
+    @property
+    def interface(self) -> bool:
+        """Whether the model's part of the interface holds, whatever the engine does with it."""
+        return not self.missing
+
+    @property
+    def ready(self) -> bool:
+        """Whether a server with this target and an EAGLE-3 draft model would speculate."""
+        return not self.missing and self.reason is None

@@ -1,0 +1,102 @@
+"""Keep our state folder out of ``git status`` where the installation is a checkout.
+
+A block of two lines is added to the ``info/exclude`` that git reads for it, and exactly that
+block is taken out again.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_eagle3_patch import filesystem
+from vllm_eagle3_patch.folder import Attributes, Folder
+from vllm_eagle3_patch.state_folder import FOLDER
+
+BLOCK = f"\n# vllm-eagle3-patch keeps the original files there\n/{FOLDER}*/\n".encode()
+_STAGED = "exclude.vllm-eagle3-patch"
+
+
+def add_exclude(root: Folder) -> None:
+    """List our folders as excluded, if the root is that of a git working tree."""
+    with _info_folder(root) as info:
+        if info is not None and not _is_link(info):
+            data = _content(info)
+            if data is None or BLOCK not in data:
+                _write(info, (data or b"") + BLOCK)
+
+
+def remove_exclude(root: Folder) -> None:
+    """Take out what ``add_exclude`` added; a file left empty by that is removed."""
+    with _info_folder(root) as info:
+        if info is not None and not _is_link(info):
+            filesystem.remove(info, _STAGED)
+            data = _content(info)
+            if data is not None and BLOCK in data:
+                rest = data.replace(BLOCK, b"", 1)
+                if rest:
+                    _write(info, rest)
+                else:
+                    filesystem.remove(info, "exclude")
+                    filesystem.sync_directory(info)
+
+
+def _is_link(info: Folder) -> bool:
+    return info.link_text("exclude") is not None
+
+
+def _content(info: Folder) -> bytes | None:
+    return None if info.status("exclude") is None else info.snapshot("exclude").data
+
+
+def _write(info: Folder, data: bytes) -> None:
+    there = info.status("exclude")
+    attributes = info.snapshot("exclude").attributes if there else Attributes(0o644)
+    filesystem.remove(info, _STAGED)
+    filesystem.write_new_file(info, _STAGED, data, Attributes(attributes.mode, attributes.owner))
+    filesystem.replace(info, _STAGED, info, "exclude")
+    filesystem.sync_directory(info)
+
+
+@contextmanager
+def _info_folder(root: Folder) -> Iterator[Folder | None]:
+    """Open the folder that holds git's ``exclude``, None if there is no such folder.
+
+    What is said in a ``.git`` file is followed only to a git directory of the checkout's own
+    owner: nobody is to lead root elsewhere.
+    """
+    place = _git_directory(root)
+    owner = os.fstat(root.descriptor).st_uid
+    try:
+        folder = None if place is None else Folder.at(place)
+    except (FileNotFoundError, NotADirectoryError):
+        folder = None
+    if folder is None:
+        yield None
+        return
+    with folder:
+        info = folder.status("info")
+        ours = os.fstat(folder.descriptor).st_uid == owner and folder.status("HEAD") is not None
+        if ours and info is not None and stat.S_ISDIR(info.st_mode):
+            with folder.below("info") as opened:
+                yield opened
+        else:
+            yield None
+
+
+def _git_directory(root: Folder) -> Path | None:
+    """Return the directory that working trees of one repository share."""
+    status = root.status(".git")
+    if status is None or stat.S_ISLNK(status.st_mode):
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        return root.path / ".git"
+    text = os.fsdecode(root.snapshot(".git", limit=2**16).data)
+    if not text.startswith("gitdir:"):
+        return None
+    directory = root.path / text.removeprefix("gitdir:").strip()
+    common = directory / "commondir"
+    if common.is_file():
+        return directory / os.fsdecode(common.read_bytes()).strip()
+    return directory

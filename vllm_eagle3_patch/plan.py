@@ -1,0 +1,358 @@
+"""Plan: what apply would do, all of it in memory, and how it would end."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm_eagle3_patch import __version__
+from vllm_eagle3_patch.classify import Problem
+from vllm_eagle3_patch.errors import UnsupportedError
+from vllm_eagle3_patch.family import FAMILY, select_models
+from vllm_eagle3_patch.sources import sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from vllm_eagle3_patch.classify import Assessment
+    from vllm_eagle3_patch.facts import ModelFacts
+    from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.transaction import Change
+
+READY, WOULD_CHANGE, CANNOT, MODIFIED = 0, 1, 4, 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that select what is patched, as the contract names them."""
+
+    unpinned: bool = False
+    interface_only: bool = False
+    harden: bool = False
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    force: bool = False
+
+    @property
+    def default_set(self) -> bool:
+        """Whether the default set of patches is selected, the one that the matrix pins."""
+        return not (self.harden or self.only or self.skip)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A file with patches in it."""
+
+    content: bytes
+    patches: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How apply would end, and what it would write.
+
+    Attributes:
+        exit_code: 0 nothing to do, 1 there is, else why it cannot be done.
+        state: The installation's state in one word, as in the JSON of ``check``.
+        changes: What would be written.
+        before: The bytes now in each file that would be written.
+        problems: Why it cannot be done, if so.
+        candidates: The models in question.
+    """
+
+    exit_code: int
+    state: str
+    changes: tuple[Change, ...] = ()
+    before: Mapping[str, bytes] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    candidates: tuple[str, ...] = ()
+
+
+def plan(assessment: Assessment, options: Options, *, contents: bool = True) -> Plan:
+    """Decide what apply would do, in the order that the contract gives; the first match wins.
+
+    Args:
+        assessment: The installation as classified; no journal and no lock is in the way.
+        options: What the user selected.
+        contents: Whether the changes are wanted and not only how it would end: for a pinned
+            installation that is known without running a codemod.
+
+    Raises:
+        PatchError: A file or a kept original cannot be read.
+    """
+    candidates = in_question(assessment, options)
+    names = tuple(facts.architecture for facts in candidates)
+    blocked = (
+        _ready(assessment, options, candidates)
+        or _unsupported(assessment, options, candidates)
+        or _not_ours(assessment, options)
+        or _unpinned(assessment, options)
+    )
+    if blocked is not None:
+        code, problems = blocked
+        state = _state(assessment, code)
+        return Plan(code, state, problems=problems, candidates=names)
+    if not contents and _matrix_knows(assessment, options):
+        return Plan(WOULD_CHANGE, _state(assessment, WOULD_CHANGE), candidates=names)
+    try:
+        composed = compose(assessment, options, candidates)
+    except _AnchorsError as missing:
+        return Plan(CANNOT, "unsupported", problems=missing.problems, candidates=names)
+    changes, before = _changes(assessment, options, composed)
+    code = WOULD_CHANGE if changes else READY
+    return Plan(code, _state(assessment, code), changes, before, (), names)
+
+
+def _matrix_knows(assessment: Assessment, options: Options) -> bool:
+    """Whether this is a release as published, which the default set is pinned for."""
+    release = assessment.release
+    return (
+        release is not None
+        and options.default_set
+        and release.support == "patch"
+        and all(s.digest == release.files[s.path].original for s in assessment.files)
+    )
+
+
+def in_question(assessment: Assessment, options: Options) -> tuple[ModelFacts, ...]:
+    """The models that decide: those named, else those that are ready or can be made ready."""
+    if options.models:
+        named = {model.architecture for model in select_models(options.models)}
+        return tuple(facts for facts in assessment.facts if facts.architecture in named)
+    return tuple(
+        facts
+        for facts in assessment.facts
+        if facts.reason is None or (options.interface_only and facts.engine)
+    )
+
+
+def wanted(facts: ModelFacts, options: Options) -> tuple[str, ...]:
+    """What a model lacks of the patches that are selected."""
+    return tuple(
+        name
+        for name in facts.missing
+        if name not in options.skip and (not options.only or name in options.only)
+    )
+
+
+Blocked = tuple[int, tuple[Problem, ...]]
+
+
+def _ready(
+    assessment: Assessment, options: Options, candidates: Sequence[ModelFacts]
+) -> Blocked | None:
+    """Every model in question has what was selected, and none of it is an older version's."""
+    possible = all(f.reason is None or (options.interface_only and f.engine) for f in candidates)
+    if not candidates or not possible or any(wanted(facts, options) for facts in candidates):
+        return None
+    if options.harden or any(name in options.only for name in _harden_names(options)):
+        return None
+    manifest = assessment.manifest
+    if manifest is not None and manifest.tool != __version__:
+        return None
+    return READY, ()
+
+
+def _harden_names(options: Options) -> set[str]:
+    if not options.only:
+        return set()
+    from vllm_eagle3_patch.patch import all_patches
+
+    return {patch.name for patch in all_patches() if patch.harden}
+
+
+def _unsupported(
+    assessment: Assessment, options: Options, candidates: Sequence[ModelFacts]
+) -> Blocked | None:
+    """Nothing can be done for a model that was named, or for any model."""
+    hopeless = [
+        facts
+        for facts in (candidates if options.models else assessment.facts)
+        if facts.reason is not None and not (options.interface_only and facts.engine)
+    ]
+    if candidates and not (options.models and hopeless):
+        return None
+    if not assessment.facts:
+        broken = [p for p in assessment.problems if p.code == "not-python"]
+        if broken or any(status.state != "pristine" for status in assessment.files):
+            return None if not broken else (CANNOT, ())
+        message = "this vLLM ships no model of the DeepSeek-V2 family that is known here"
+        return CANNOT, (Problem("unsupported", message, "see the command matrix"),)
+    if not hopeless:
+        message = f"this vLLM does not ship {' or '.join(options.models)}"
+        return CANNOT, (Problem("not-shipped", message, "check without --model lists what it has"),)
+    reasons = tuple(dict.fromkeys(facts.reason or "" for facts in hopeless))
+    hint = "use a release that the command matrix lists as native or patch"
+    if any(facts.engine for facts in hopeless):
+        hint = "to add the interface all the same (extracting hidden states), use --interface-only"
+    return CANNOT, tuple(Problem("unsupported", reason, hint) for reason in reasons)
+
+
+def _not_ours(assessment: Assessment, options: Options) -> Blocked | None:
+    """A file concerned is missing, or was changed by someone else."""
+    bad = [
+        status
+        for status in assessment.files
+        if status.state == "missing" or (status.state == "modified" and not options.force)
+    ]
+    if bad:
+        return MODIFIED, ()
+    if any(status.state == "patched" and status.entry is None for status in assessment.files):
+        # Some patch is missing although a file is patched, and there is nothing to start from.
+        return CANNOT, ()
+    return None
+
+
+def _unpinned(assessment: Assessment, options: Options) -> Blocked | None:
+    """A file's content is not in the matrix, and the user did not allow that."""
+    unknown = [s.path for s in assessment.files if not s.known and s.state == "pristine"]
+    if options.unpinned or not unknown:
+        return None
+    message = f"not as in any release of the matrix: {', '.join(unknown)}"
+    hint = "to patch it where every anchor is found, use --unpinned"
+    return CANNOT, (Problem("unpinned", message, hint),)
+
+
+class _AnchorsError(Exception):
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__()
+        self.problems = problems
+
+
+def compose(
+    assessment: Assessment, options: Options, candidates: Sequence[ModelFacts]
+) -> dict[str, Composed]:
+    """The files with all needed patches in them, from the originals.
+
+    Raises:
+        UnsupportedError: The result is not what the matrix pins.
+    """
+    from vllm_eagle3_patch.patch import all_patches
+
+    base = _base(assessment, options)
+    needed = _needed(assessment, options, candidates, base)
+    models = _models(assessment)
+    composed: dict[str, Composed] = {}
+    problems: list[Problem] = []
+    for patch in all_patches():
+        if patch.name not in needed:
+            continue
+        for path in patch.paths(base):
+            so_far = composed.get(path) or Composed(base.read(path) or b"", ())
+            try:
+                after = patch.apply(so_far.content, path, models)
+            except UnsupportedError as error:
+                problems.append(Problem.of(error))
+                continue
+            if after != so_far.content:
+                composed[path] = Composed(after, (*so_far.patches, patch.name))
+    if problems:
+        raise _AnchorsError(tuple(problems))
+    if options.default_set and not options.models:
+        _as_pinned(assessment, composed)
+    return composed
+
+
+def _base(assessment: Assessment, options: Options) -> Sources:
+    """The originals; a file of ours that was edited counts as ours when ``--force`` is given."""
+    base = assessment.originals
+    if not options.force or assessment.manifest is None:
+        return base
+    from vllm_eagle3_patch.state import original_bytes
+
+    entries = assessment.manifest.files
+    edited = [s.path for s in assessment.files if s.state == "modified" and s.path in entries]
+    root = assessment.installation.root
+    return base.with_overlay({path: original_bytes(root, entries[path]) for path in edited})
+
+
+def _needed(
+    assessment: Assessment, options: Options, candidates: Sequence[ModelFacts], base: Sources
+) -> set[str]:
+    """What a model in question lacks and is selected, and what is in place already."""
+    from vllm_eagle3_patch.patch import all_patches, selected
+
+    names = {facts.architecture for facts in candidates}
+    facts_before = candidates
+    if any(status.entry is not None for status in assessment.files) or options.force:
+        from vllm_eagle3_patch.survey import survey
+
+        facts_before = tuple(f for f in survey(base) if f.architecture in names)
+    chosen = selected(all_patches(), harden=options.harden, only=options.only, skip=options.skip)
+    lacking = {name for facts in facts_before for name in facts.missing}
+    in_place = {n for s in assessment.files if s.entry is not None for n in s.entry.patches}
+    return in_place | {patch.name for patch in chosen if patch.harden or patch.name in lacking}
+
+
+def _models(assessment: Assessment) -> tuple[FamilyModel, ...]:
+    shipped = {facts.architecture for facts in assessment.facts}
+    return tuple(model for model in FAMILY if model.architecture in shipped)
+
+
+def _as_pinned(assessment: Assessment, composed: Mapping[str, Composed]) -> None:
+    release = assessment.release
+    if release is None or not assessment.pinned:
+        return
+    for path, file in composed.items():
+        if sha256(file.content) != release.files[path].patched:
+            raise UnsupportedError(
+                f"{path}: the patched file is not the one that the matrix pins for {release.name}",
+                "reinstall this tool: its codemods, its matrix or LibCST do not belong together",
+                code="matrix-mismatch",
+            )
+
+
+def _changes(
+    assessment: Assessment, options: Options, composed: Mapping[str, Composed]
+) -> tuple[tuple[Change, ...], dict[str, bytes]]:
+    from vllm_eagle3_patch.transaction import Change
+
+    entries = assessment.manifest.files if assessment.manifest else {}
+    changes, before = [], {}
+    for status in assessment.files:
+        file = composed.get(status.path)
+        if file is None or status.digest is None or sha256(file.content) == status.digest:
+            continue
+        before[status.path] = assessment.sources.read(status.path) or b""
+        changes.append(
+            Change(
+                path=status.path,
+                expected=status.digest,
+                after=file.content,
+                patches=file.patches,
+                keep_aside=status.state == "modified" and status.path in entries,
+            )
+        )
+    return tuple(changes), before
+
+
+def _state(assessment: Assessment, code: int) -> str:
+    """The installation in one word, as in the JSON of ``check``."""
+    files = assessment.files
+    if any(status.state in ("modified", "missing") for status in files):
+        return "modified"
+    ours = any(status.state == "patched" for status in files)
+    if code == READY:
+        return "patched" if ours else "ready"
+    if code == WOULD_CHANGE:
+        return "patchable"
+    # With --interface-only everything that can be added may be in place all the same.
+    complete = all(facts.interface for facts in assessment.facts if facts.engine)
+    return "patched" if ours and complete else "unsupported"
+
+
+def unified_diff(path: str, before: bytes, after: bytes) -> str:
+    """A unified diff that ``patch -p1`` accepts; bytes that are not UTF-8 survive as surrogates."""
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+
+
+def _lines(content: bytes) -> list[str]:
+    text = content.decode("utf-8", "surrogateescape")
+    return [line for line in re.split(r"(?<=\n)", text) if line]

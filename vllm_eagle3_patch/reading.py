@@ -1,0 +1,96 @@
+"""Reading facts from vLLM's source: small questions asked of a parsed module."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def find_class(module: ast.AST, name: str) -> ast.ClassDef | None:
+    """The class of this name anywhere in a module."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    return None
+
+
+def find_method(owner: ast.ClassDef | None, name: str) -> FunctionNode | None:
+    """A class's own method; inherited ones are not seen."""
+    if owner is None:
+        return None
+    for node in owner.body:
+        if isinstance(node, FunctionNode) and node.name == name:
+            return node
+    return None
+
+
+def find_function(module: ast.AST, name: str) -> FunctionNode | None:
+    """A function or method of this name anywhere in a module."""
+    for node in ast.walk(module):
+        if isinstance(node, FunctionNode) and node.name == name:
+            return node
+    return None
+
+
+def base_names(owner: ast.ClassDef) -> tuple[str, ...]:
+    """The last part of each base's name: ``nn.Module`` is ``Module``."""
+    return tuple(last_name(base) for base in owner.bases)
+
+
+def last_name(node: ast.AST) -> str:
+    """``c`` for ``a.b.c``, the name itself for a plain name, else an empty string."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def mentions(node: ast.AST, name: str) -> bool:
+    """Whether a name or an attribute of this name is used below a node."""
+    return any(last_name(child) == name for child in ast.walk(node))
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    """Every string constant below a node."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield child.value
+
+
+def calls(node: ast.AST, name: str) -> Iterator[ast.Call]:
+    """Every call below a node of a function or method with this last name."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Call) and last_name(child.func) == name:
+            yield child
+
+
+def appends_to(node: ast.AST, name: str) -> bool:
+    """Whether ``name.append(...)`` is called below a node."""
+    return any(
+        isinstance(call.func, ast.Attribute) and last_name(call.func.value) == name
+        for call in calls(node, "append")
+    )
+
+
+def same(node: ast.AST, source: str) -> bool:
+    """Whether an expression is the one written in ``source``, whatever its layout."""
+    return ast.dump(node) == ast.dump(ast.parse(source, mode="eval").body)
+
+
+def implements_eagle3(owner: ast.ClassDef | None) -> bool:
+    """Whether a class names ``SupportsEagle3`` among its bases and defines its two methods.
+
+    The second is ``get_eagle3_aux_hidden_state_layers`` up to 0.17.1; from 0.18.0 on
+    ``get_eagle3_default_aux_hidden_state_layers`` in the protocol, where some models keep the
+    older name (vllm/model_executor/models/deepseek_v2.py, 0.33.0).
+    """
+    if owner is None or "SupportsEagle3" not in base_names(owner):
+        return False
+    defaults = ("get_eagle3_aux_hidden_state_layers", "get_eagle3_default_aux_hidden_state_layers")
+    return find_method(owner, "set_aux_hidden_state_layers") is not None and any(
+        find_method(owner, name) for name in defaults
+    )

@@ -1,0 +1,310 @@
+"""Render: reports for people, with rich; without a terminal or with NO_COLOR plain text.
+
+A report becomes a sequence of lines and tables; one function shows those on a terminal, another as
+plain text, so that a command in a script need not import rich.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vllm_eagle3_patch.classify import Assessment, Problem
+    from vllm_eagle3_patch.errors import PatchError
+    from vllm_eagle3_patch.matrix import Release
+    from vllm_eagle3_patch.report import Report
+
+_SHORT = {
+    "DeepseekV2ForCausalLM": "V2",
+    "DeepseekV3ForCausalLM": "V3/R1/K2",
+    "DeepseekV32ForCausalLM": "V3.2",
+    "GlmMoeDsaForCausalLM": "GLM DSA",
+    "MistralLarge3ForCausalLM": "Mistral L3",
+    "KimiK25ForConditionalGeneration": "Kimi-K2.5",
+    "KimiVLForConditionalGeneration": "Kimi-VL",
+    "DeepseekVLV2ForCausalLM": "VL2",
+}
+
+_CLOSING = {
+    ("check", 0): "EAGLE-3 is ready for the models above.",
+    ("check", 1): "EAGLE-3 is not in place yet: `vllm-eagle3-patch apply` would make it work.",
+    ("apply", 0): "Done.",
+    ("apply", 1): "Nothing was written. The same command without --dry-run or --diff applies this.",
+    ("revert", 0): "Every file is as it was before.",
+    ("revert", 1): "Nothing was written. The same command without --dry-run reverts these.",
+}
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output; paths that are not UTF-8 stay escaped."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=True) + "\n")
+
+
+def print_diff(text: str) -> None:
+    """A diff on standard output, byte for byte."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.buffer.flush()
+
+
+def print_error(error: PatchError) -> None:
+    """One line of what is wrong, one line of what to do."""
+    sys.stderr.write(f"error: {printable(error.message)}\n  {printable(error.hint)}\n")
+
+
+def printable(text: object) -> str:
+    """One line that any terminal can show, whatever bytes a path holds."""
+    shown = str(text).encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of text."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table: names of columns, and rows of words."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """A unified diff, shown byte for byte."""
+
+    text: str
+
+
+Block = Line | Columns | Diff
+
+_BLANK = Line("")
+
+
+def print_report(report: Report) -> None:
+    """A report as a person reads it."""
+    _show(_report_blocks(report))
+
+
+def print_matrix(releases: Sequence[Release]) -> None:
+    """A row a release, a column a model."""
+    _show(_matrix_blocks(releases))
+
+
+def print_release(release: Release) -> None:
+    """One release: its models, and its files with their pins."""
+    _show(_release_blocks(release))
+
+
+def _show(blocks: Iterable[Block]) -> None:
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        _show_on_terminal(blocks)
+    else:
+        _show_plain(blocks)
+
+
+def _show_on_terminal(blocks: Iterable[Block]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for block in blocks:
+        match block:
+            case Line(text, bold):
+                style = "bold" if bold else ""
+                console.print(Text(printable(text), style=style), soft_wrap=True)
+            case Columns(header, rows):
+                table = Table(*header, box=None, pad_edge=False, header_style="bold")
+                for column in table.columns:
+                    column.overflow = "fold"
+                for row in rows:
+                    table.add_row(*(Text(printable(w), _COLORS.get(w, "")) for w in row))
+                console.print(table)
+            case Diff(text):
+                print_diff(text)
+
+
+def _show_plain(blocks: Iterable[Block]) -> None:
+    for block in blocks:
+        match block:
+            case Line(text):
+                sys.stdout.write(f"{printable(text)}\n")
+            case Columns(header, rows):
+                for line in _aligned([header, *rows]):
+                    sys.stdout.write(f"{line}\n")
+            case Diff(text):
+                print_diff(text)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    words = [[printable(word) for word in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*words, strict=True)]
+    for row in words:
+        yield "  ".join(w.ljust(width) for w, width in zip(row, widths, strict=True)).rstrip()
+
+
+_COLORS = {
+    "native": "green",
+    "patch": "cyan",
+    "interface": "yellow",
+    "unsupported": "red",
+    "yes": "green",
+    "no": "red",
+    "patched": "green",
+    "modified": "red",
+    "missing": "red",
+}
+
+
+def _report_blocks(report: Report) -> Iterator[Block]:
+    if report.installation is not None:
+        yield from _installation_blocks(report)
+    if report.assessment is not None:
+        yield from _model_blocks(report.assessment)
+        yield from _file_blocks(report.assessment)
+    for path in report.changed or ():
+        verb = "would change" if report.dry_run else "changed"
+        yield Line(f"{verb}: {path}")
+    if report.diff:
+        yield _BLANK
+        yield Diff(report.diff)
+    yield from _problem_blocks(report.problems)
+    for note in report.notes:
+        yield Line(f"note: {note}")
+    closing = _closing(report)
+    if closing is not None:
+        yield Line(closing, bold=True)
+
+
+def _closing(report: Report) -> str | None:
+    if report.command == "apply" and report.exit_code == 0 and not report.changed:
+        return "Nothing to do: EAGLE-3 is in place already."
+    return _CLOSING.get((report.command, report.exit_code))
+
+
+def _installation_blocks(report: Report) -> Iterator[Block]:
+    installation, assessment = report.installation, report.assessment
+    assert installation is not None
+    name = installation.distribution or "vllm"
+    version = installation.version or "of unknown version"
+    yield Line(f"{name} {version} in {installation.package}", bold=True)
+    python = f", {installation.python}" if installation.python else ""
+    yield Line(f"  chosen by {installation.chosen_by}{python}")
+    for skipped in installation.skipped:
+        yield Line(f"  passed over {skipped}")
+    if assessment is not None and assessment.release is not None:
+        release = assessment.release
+        pinned = "every file is known" if assessment.pinned else "not every file is known"
+        yield Line(f"  release {release.name} by content, {pinned}; support: {release.support}")
+    elif assessment is not None:
+        yield Line("  of no release in the matrix, by content")
+    yield _BLANK
+
+
+def _model_blocks(assessment: Assessment) -> Iterator[Block]:
+    if not assessment.facts:
+        return
+    from vllm_eagle3_patch.limits_text import MESSAGES
+    from vllm_eagle3_patch.report import patched_by
+
+    yield Columns(
+        ("model", "model types", "ready", "missing", "patched by"),
+        tuple(
+            (
+                facts.architecture,
+                ", ".join(facts.model_types),
+                "yes" if facts.ready else "no",
+                ", ".join(facts.missing) or "-",
+                ", ".join(patched_by(assessment, facts)) or "-",
+            )
+            for facts in assessment.facts
+        ),
+    )
+    yield _BLANK
+    for reason in dict.fromkeys(facts.reason for facts in assessment.facts if facts.reason):
+        yield Line(f"not possible: {reason}")
+    limited: dict[str, list[str]] = {}
+    possible = [facts for facts in assessment.facts if facts.reason is None]
+    for facts in possible:
+        for code in facts.limits:
+            limited.setdefault(code, []).append(facts.architecture)
+    for code, architectures in limited.items():
+        everyone = len(architectures) == len(possible)
+        which = "" if everyone else f" ({', '.join(architectures)})"
+        yield Line(f"limit {code}{which}: {MESSAGES[code]}")
+
+
+def _file_blocks(assessment: Assessment) -> Iterator[Block]:
+    if not assessment.files:
+        return
+    yield _BLANK
+    yield Columns(
+        ("file", "state", "patches"),
+        tuple(
+            (status.path, status.state, ", ".join(status.patches) or "-")
+            for status in assessment.files
+        ),
+    )
+    yield _BLANK
+
+
+def _problem_blocks(problems: Iterable[Problem]) -> Iterator[Block]:
+    for problem in problems:
+        yield Line(f"{problem.code}: {problem.message}")
+        yield Line(f"  {problem.hint}")
+
+
+def _matrix_blocks(releases: Sequence[Release]) -> Iterator[Block]:
+    reasons: dict[str, list[str]] = {}
+    rows = []
+    for release in releases:
+        support = {model.architecture: model.support for model in release.models}
+        cells = (support.get(architecture, "-") for architecture in _SHORT)
+        rows.append((release.name, release.support, *cells))
+        for model in release.models:
+            if model.reason is not None:
+                reasons.setdefault(model.reason, []).append(release.name)
+    yield Columns(("release", "support", *_SHORT.values()), tuple(rows))
+    yield _BLANK
+    for reason, names in reasons.items():
+        first, last = names[0], names[-1]
+        yield Line(f"{first} to {last}: {reason}" if first != last else f"{first}: {reason}")
+    yield Line("-: the release does not ship this model")
+
+
+def _release_blocks(release: Release) -> Iterator[Block]:
+    yield Line(f"vLLM {release.name}: {release.support}", bold=True)
+    yield Columns(
+        ("model", "support", "patches", "limits once ready"),
+        tuple(
+            (
+                model.architecture,
+                model.support,
+                ", ".join(model.missing) or "-",
+                ", ".join(model.limits_patched) or "-",
+            )
+            for model in release.models
+        ),
+    )
+    for reason in dict.fromkeys(model.reason for model in release.models if model.reason):
+        yield Line(f"reason: {reason}")
+    yield _BLANK
+    yield Columns(
+        ("file", "sha256 as published", "sha256 patched"),
+        tuple(
+            (path, pin.original, pin.patched if pin.patched != pin.original else "unchanged")
+            for path, pin in release.files.items()
+        ),
+    )

@@ -1,0 +1,134 @@
+"""The Python files of one installation: each read, hashed and parsed once."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_eagle3_patch.errors import NotWritableError, UnsupportedError
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Mapping
+
+LARGEST_FILE = 16 * 1024 * 1024
+"""Bytes. The largest Python file of any release is 0.5 MB; more is not vLLM's source."""
+
+
+class Sources:
+    """The files below the directory that holds the package folder ``vllm``.
+
+    Args:
+        root: That directory, site-packages for an ordinary installation.
+        overlay: Contents that replace what is on disk, by path relative to ``root``: what an
+            installation would be with them in place.
+    """
+
+    def __init__(self, root: Path, overlay: Mapping[str, bytes] | None = None) -> None:
+        self.root = root
+        self._overlay = dict(overlay or {})
+        self._contents: dict[str, bytes | None] = {}
+        self._digests: dict[str, str | None] = {}
+        self._modules: dict[str, ast.Module] = {}
+
+    def with_overlay(self, overlay: Mapping[str, bytes]) -> Sources:
+        """The same installation with other contents of some files."""
+        changed = Sources(self.root, {**self._overlay, **overlay})
+        changed._contents = {p: c for p, c in self._contents.items() if p not in overlay}
+        changed._modules = {p: m for p, m in self._modules.items() if p not in overlay}
+        return changed
+
+    def read(self, path: str) -> bytes | None:
+        """The content of a file, or None if there is no such file.
+
+        Raises:
+            NotWritableError: The file cannot be read.
+            UnsupportedError: It is too large to be vLLM's, or no regular file.
+        """
+        if path in self._overlay:
+            return self._overlay[path]
+        if path not in self._contents:
+            self._contents[path] = _read_file(self.root / path, path)
+        return self._contents[path]
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file; it is not read for this."""
+        return path in self._overlay or (self.root / path).is_file()
+
+    def digest(self, path: str) -> str | None:
+        """The sha256 of a file in hexadecimal, or None if there is no such file."""
+        if path not in self._digests:
+            content = self.read(path)
+            self._digests[path] = None if content is None else sha256(content)
+        return self._digests[path]
+
+    def module(self, path: str) -> ast.Module:
+        """The parsed file.
+
+        Raises:
+            UnsupportedError: There is no such file, or it is not Python.
+        """
+        if path not in self._modules:
+            content = self.read(path)
+            if content is None:
+                raise UnsupportedError(
+                    f"{path} is missing", "reinstall vLLM, or name another installation"
+                )
+            self._modules[path] = parse(content, path)
+        return self._modules[path]
+
+
+def sha256(content: bytes) -> str:
+    """The sha256 of some bytes in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def parse(content: bytes, path: str, feature_version: tuple[int, int] | None = None) -> ast.Module:
+    """Parse a file's content with Python's own parser.
+
+    Args:
+        content: The bytes of the file, any encoding that Python accepts.
+        path: What to call the file in an error.
+        feature_version: Accept only the grammar of this Python version.
+
+    Raises:
+        UnsupportedError: It is not Python.
+    """
+    import ast
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return ast.parse(content, path, feature_version=feature_version)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise UnsupportedError(
+            f"{path} cannot be parsed as Python: {reason}",
+            "the file is damaged or not vLLM's; reinstall vLLM",
+            code="not-python",
+        ) from error
+
+
+def _read_file(file: Path, path: str) -> bytes | None:
+    try:
+        if file.is_file() and file.stat().st_size > LARGEST_FILE:
+            raise UnsupportedError(
+                f"{path} is larger than {LARGEST_FILE} bytes",
+                "this is not a file of vLLM's; reinstall vLLM",
+                code="not-python",
+            )
+        return file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except IsADirectoryError as error:
+        raise UnsupportedError(
+            f"{path} is a folder", "reinstall vLLM", code="not-python"
+        ) from error
+    except OSError as error:
+        raise NotWritableError(
+            f"{path} cannot be read: {error.strerror or error}",
+            "run this as a user who may read the installation",
+            code="unreadable",
+        ) from error

@@ -1,0 +1,29 @@
+"""The text in our state folder: how to get the originals back without this tool."""
+
+NAME = "README"
+
+TEXT = """\
+This folder belongs to vllm-eagle3-patch, which changed some files of the package
+`vllm` beside it. It holds the original files and what is known of them:
+
+  manifest.json  which files were changed, with the SHA-256 of each before and after
+  originals/     the original files themselves: the very inodes, or symbolic links
+  copies/        copies of their bytes, for when an original cannot be used
+  edited/        files that were overwritten although someone had edited them
+  previous/, journal.json, concluded.json
+                 there only during a run, or after one that was interrupted
+
+To restore everything:
+
+  vllm-eagle3-patch revert
+
+The same without the tool, in the folder that holds `vllm` and this folder
+(what is in originals/ wins over what is in copies/):
+
+  for kept in "$PWD"/.vllm-eagle3-patch/copies/* "$PWD"/.vllm-eagle3-patch/originals/*; do
+    (cd "$kept" && find vllm ! -type d -exec mv -f {} ../../../{} \\;)
+  done
+
+Compare the files with "original" in manifest.json (sha256sum), or reinstall vLLM if they
+differ. Then remove this folder and the `__pycache__` folders beside the restored files.
+"""

@@ -1,0 +1,126 @@
+"""What multimodal wrappers around a DeepSeek-V2 language model have in common.
+
+A wrapper's forward returns what its language model returns, so it only has to implement the
+interface and hand the layer ids on. Where its language model is a bare ``DeepseekV2Model`` and
+``lm_head`` sits on the wrapper (Kimi-K2.5 in 0.15.0 and 0.15.1, Kimi-VL up to 0.14.1), the
+proposer's weight sharing finds neither ``<language model>.model`` nor ``.lm_head``
+(vllm/v1/spec_decode/eagle.py, load_model): it is given both.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from libcst import matchers as m
+
+from vllm_eagle3_patch import reading
+from vllm_eagle3_patch.codemod import AnchoredCodemod, self_attribute
+from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.patch import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import libcst as cst
+
+    from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.sources import Sources
+
+METHODS = """
+def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+    self.language_model.set_aux_hidden_state_layers(layers)
+
+def get_eagle3_aux_hidden_state_layers(self) -> tuple[int, ...]:
+    return self.language_model.get_eagle3_aux_hidden_state_layers()
+"""
+
+# object.__setattr__ keeps nn.Module from registering a module or a parameter name twice.
+BARE_LANGUAGE_MODEL = """
+# EAGLE-3 shares <language model>.model.embed_tokens and <language model>.lm_head.
+object.__setattr__(self.language_model, "model", self.language_model)
+object.__setattr__(self.language_model, "lm_head", self.lm_head)
+"""
+
+BARE_CLASS = "DeepseekV2Model"
+
+
+class WrapperCodemod(AnchoredCodemod):
+    """The interface on a wrapper class, handed on to its language model.
+
+    Subclasses set ``patch`` and ``wrapper``, the name of the class.
+    """
+
+    wrapper: ClassVar[str]
+
+    def edit(self, module: cst.Module) -> None:
+        """Find the import, the class, its forward, and for a bare language model its lm_head."""
+        self.import_name(module, "SupportsEagle3", beside="SupportsMultiModal")
+        wrapper = self.only_class(module, self.wrapper)
+        self.add_base(wrapper, "SupportsEagle3")
+        self.add_methods(module, wrapper, METHODS)
+        constructor = self.only_method(wrapper, "__init__")
+        where = f"{self.wrapper}.__init__"
+        language_model = self.only(
+            m.findall(constructor, _assigns_self("language_model", m.Call())),
+            "self.language_model = ...(...)",
+            where,
+        )
+        if m.matches(language_model, _assigns_self("language_model", _call(BARE_CLASS))):
+            head = [
+                statement
+                for statement in constructor.body.body
+                if m.findall(
+                    statement, _assigns_self("lm_head", m.Call(func=m.Name("ParallelLMHead")))
+                )
+            ]
+            last = self.only(head, "self.lm_head = ParallelLMHead(...)", where)
+            self.insert_after(last, self.statements(module, BARE_LANGUAGE_MODEL))
+
+
+def _assigns_self(name: str, value: m.BaseExpressionMatchType) -> m.Assign:
+    return m.Assign(targets=[m.AssignTarget(self_attribute(name))], value=value)
+
+
+def _call(name: str) -> m.Call:
+    return m.Call(func=m.Name(name))
+
+
+class WrapperPatch(Patch):
+    """The interface on one wrapper class.
+
+    Attributes:
+        path: The wrapper's file.
+        kind: Its codemod.
+    """
+
+    path: ClassVar[str]
+    kind: ClassVar[type[WrapperCodemod]]
+    upstream = "the same delegation as vLLM's Kimi-K2.5 since pull request 36361 (0.18.0)"
+
+    def paths(self, sources: Sources) -> tuple[str, ...]:
+        """The wrapper's file, where the release ships it."""
+        return (self.path,) if sources.exists(self.path) else ()
+
+    def codemod(self) -> type[AnchoredCodemod]:
+        """The wrapper's codemod."""
+        return self.kind
+
+    def holds(self, module: ast.Module, models: Sequence[FamilyModel] = FAMILY) -> bool:
+        """The class implements the interface, and the proposer finds what it shares."""
+        wrapper = reading.find_class(module, self.kind.wrapper)
+        if not reading.implements_eagle3(wrapper):
+            return False
+        constructor = reading.find_method(wrapper, "__init__")
+        bare = constructor is not None and any(
+            reading.last_name(node.targets[0]) == "language_model"
+            and isinstance(node.value, ast.Call)
+            and reading.last_name(node.value.func) == BARE_CLASS
+            for node in ast.walk(constructor)
+            if isinstance(node, ast.Assign)
+        )
+        return not bare or {"model", "lm_head"} <= {
+            call.args[1].value
+            for call in reading.calls(constructor or module, "__setattr__")
+            if len(call.args) == 3 and isinstance(call.args[1], ast.Constant)  # noqa: PLR2004
+        }
