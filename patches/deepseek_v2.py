@@ -125,11 +125,11 @@ class DeepseekV2Codemod(AnchoredCodemod):
 
     def edit(self, module: cst.Module) -> None:
         """Find the import, both classes, the layer loop, the last norm and the return."""
-        self.import_name(module, "SupportsEagle3", beside="SupportsLoRA")
         outer = self.only_class(module, OUTER)
-        self.add_base(outer, "SupportsEagle3")
+        self.implement_eagle3(module, outer, beside=("SupportsLoRA", "SupportsPP"))
         self.add_methods(module, outer, OUTER_METHODS)
         inner = self.only_class(module, MODEL)
+        self.absent(inner, ("aux_hidden_state_layers", "aux_hidden_states"), f"class {MODEL}")
         self.add_class_attribute(module, inner, CLASS_DEFAULT)
         self.add_methods(module, inner, MODEL_METHODS)
         self._collect(module, self.only_method(inner, "forward"))
@@ -155,10 +155,18 @@ class DeepseekV2Codemod(AnchoredCodemod):
         numbered = cst.ensure_type(numbered, cst.For)
         self.insert_before(loop, self.statements(module, "aux_hidden_states = []"))
         self.change(loop.target, lambda _: numbered.target)
-        self.change(loop.iter, lambda _: numbered.iter)
+        self.change(loop.iter, lambda node: _enumerated(numbered.iter, node))
         self.insert_before(call, self.statements(module, COLLECT))
         self.insert_before(norm, self.statements(module, COLLECT_LAST))
         self.insert_before(end, self.statements(module, RETURN_BOTH))
+
+
+def _enumerated(template: cst.BaseExpression, layers: cst.BaseExpression) -> cst.BaseExpression:
+    """The template's ``enumerate(...)``, around the file's own iterable if that has comments."""
+    if not m.findall(layers, m.Comment()):
+        return template
+    call = cst.ensure_type(template, cst.Call)
+    return call.with_changes(args=[call.args[0].with_changes(value=layers), *call.args[1:]])
 
 
 class DeepseekV2(Patch):
@@ -176,10 +184,17 @@ class DeepseekV2(Patch):
         """See :class:`DeepseekV2Codemod`."""
         return DeepseekV2Codemod
 
-    def holds(self, module: ast.Module, models: Sequence[FamilyModel] = FAMILY) -> bool:
+    def holds(
+        self,
+        module: ast.Module,
+        models: Sequence[FamilyModel] = FAMILY,
+        *,
+        protocol: bool = True,
+    ) -> bool:
         """Both classes play their part: vLLM's own way since 0.18.0 counts too."""
-        return reading.implements_eagle3(reading.find_class(module, OUTER)) and collects(
-            reading.find_method(reading.find_class(module, MODEL), "forward")
+        outer, inner = reading.find_class(module, OUTER), reading.find_class(module, MODEL)
+        return reading.implements_eagle3(outer, protocol=protocol) and collects(
+            reading.find_method(inner, "forward")
         )
 
 

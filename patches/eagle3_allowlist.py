@@ -19,7 +19,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from vllm_eagle3_patch import reading
-from vllm_eagle3_patch.codemod import AnchoredCodemod
+from vllm_eagle3_patch.codemod import AnchoredCodemod, without_comment
 from vllm_eagle3_patch.family import FAMILY, MODEL_TYPES
 from vllm_eagle3_patch.patch import Patch
 
@@ -64,7 +64,7 @@ class AllowlistCodemod(AnchoredCodemod):
         name = cst.ensure_type(generator.for_in.iter, cst.Name).value
         target = m.AssignTarget(m.Name(name))
         assignment = self.only(
-            m.findall(module, m.Assign(targets=[target], value=m.List())),
+            m.findall(module, m.Assign(targets=[target], value=m.List(elements=[m.AtLeastN(n=1)]))),
             f"{name} = [...]",
             "the module",
         )
@@ -90,6 +90,13 @@ class AllowlistCodemod(AnchoredCodemod):
         if isinstance(opening.whitespace_after, cst.SimpleWhitespace):
             opening = cst.LeftSquareBracket(whitespace_after=line)
         *others, last = node.elements
+        if isinstance(closing.whitespace_before, cst.ParenthesizedWhitespace):
+            # A comment beside the last type stays there.
+            first_line = closing.whitespace_before.first_line
+            below_marker = below_marker.with_changes(first_line=first_line)
+            closing = closing.with_changes(
+                whitespace_before=without_comment(closing.whitespace_before)
+            )
         last = last.with_changes(comma=cst.Comma(whitespace_after=below_marker))
         spaced = [element.with_changes(comma=cst.Comma(whitespace_after=line)) for element in new]
         spaced[-1] = spaced[-1].with_changes(comma=cst.Comma())
@@ -107,6 +114,7 @@ class Eagle3Allowlist(Patch):
     name = "eagle3-allowlist"
     title = "the speculative config admits the family's model types"
     upstream = "vLLM pull request 36361, first in 0.18.0; no list from 0.22.0 on"
+    needs_file = False
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The speculative config, if it limits EAGLE-3 to certain models."""
@@ -116,18 +124,26 @@ class Eagle3Allowlist(Patch):
         """See :class:`AllowlistCodemod`."""
         return AllowlistCodemod
 
-    def holds(self, module: ast.Module, models: Sequence[FamilyModel] = FAMILY) -> bool:
+    def holds(
+        self,
+        module: ast.Module,
+        models: Sequence[FamilyModel] = FAMILY,
+        *,
+        protocol: bool = True,
+    ) -> bool:
         """Every text model type contains a string of the list."""
-        allowed = allowlist(module)
-        return allowed is not None and all(
+        lists = allowlists(module)
+        return bool(lists) and all(
             any(item in text_type for item in allowed)
+            for allowed in lists
             for model in models
             for text_type in model.text_types
         )
 
 
-def allowlist(module: ast.Module) -> tuple[str, ...] | None:
-    """The strings that a target's model type must contain one of, or None if none is found."""
+def allowlists(module: ast.Module) -> list[tuple[str, ...]]:
+    """The strings that a target's model type must contain one of, for each test of that."""
+    found = []
     for call in reading.calls(module, "any"):
         match call.args:
             case [
@@ -136,10 +152,10 @@ def allowlist(module: ast.Module) -> tuple[str, ...] | None:
                     generators=[ast.comprehension(iter=ast.Name(id=name))],
                 )
             ]:
-                return tuple(reading.strings(_assigned(module, name)))
+                found.append(tuple(reading.strings(_assigned(module, name))))
             case _:
                 continue
-    return None
+    return found
 
 
 def _assigned(module: ast.Module, name: str) -> ast.AST:

@@ -72,12 +72,14 @@ class ImageTokenCodemod(AnchoredCodemod):
         """Find the last branch that names a class, before the fallback."""
         anchor = "branch before target_model.config.image_token_index"
         last = self.only(m.findall(module, LAST_BRANCH), anchor, "load_model")
-        known = wrappers_with_branch(parse(module.bytes, ""))
+        named = image_tokens(parse(module.bytes, ""))
         branch = cst.ensure_type(last, cst.If).orelse
         for model in reversed(self.models):
             wrapper = model.architecture
-            if wrapper not in IMAGE_TOKENS or wrapper in known:
+            if wrapper not in IMAGE_TOKENS or named.get(wrapper) == IMAGE_TOKENS[wrapper]:
                 continue
+            if wrapper in named:
+                self.only((), f"branch for {wrapper} that reads its image token", "load_model")
             source = BRANCH.format(wrapper=wrapper, image_token=IMAGE_TOKENS[wrapper])
             (new,) = self.statements(module, source)
             branch = cst.ensure_type(new, cst.If).with_changes(orelse=branch)
@@ -90,6 +92,7 @@ class MultimodalImageToken(Patch):
     name = "multimodal-image-token"
     title = "the proposer reads the image token's id where each wrapper keeps it"
     upstream = "vLLM pull request 36361, first in 0.18.0, for Kimi-K2.5"
+    needs_file = False
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The proposer's file, where it handles multimodal targets."""
@@ -99,16 +102,23 @@ class MultimodalImageToken(Patch):
         """See :class:`ImageTokenCodemod`."""
         return ImageTokenCodemod
 
-    def holds(self, module: ast.Module, models: Sequence[FamilyModel] = FAMILY) -> bool:
+    def holds(
+        self,
+        module: ast.Module,
+        models: Sequence[FamilyModel] = FAMILY,
+        *,
+        protocol: bool = True,
+    ) -> bool:
         """Every wrapper has a branch of its own."""
         wrappers = {model.architecture for model in models} & IMAGE_TOKENS.keys()
-        return wrappers <= wrappers_with_branch(module)
+        named = image_tokens(module)
+        return all(named.get(wrapper) == IMAGE_TOKENS[wrapper] for wrapper in wrappers)
 
 
-def wrappers_with_branch(module: ast.Module) -> set[str]:
-    """The class names for which the proposer sets the draft model's image token by a branch."""
+def image_tokens(module: ast.Module) -> dict[str, str]:
+    """What the proposer copies to the draft model's image token, by the class that it tests for."""
     return {
-        name
+        name: ast.unparse(statement.value)
         for node in ast.walk(module)
         if isinstance(node, ast.If)
         for statement in node.body

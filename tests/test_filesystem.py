@@ -42,6 +42,11 @@ def test_modes_are_those_wanted_whatever_the_umask(folder: Folder, mask: int) ->
     assert stat.S_IMODE((folder.path / "folder").stat().st_mode) == 0o755
 
 
+def test_no_file_is_made_that_runs_as_someone_else(folder: Folder) -> None:
+    filesystem.write_new_file(folder, "file", b"", Attributes(0o7755))
+    assert stat.S_IMODE((folder.path / "file").stat().st_mode) == 0o755
+
+
 def test_a_file_is_written_whole_however_little_a_call_takes(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

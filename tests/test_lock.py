@@ -242,6 +242,14 @@ def test_a_lock_that_may_not_be_looked_into_is_held(
     assert held_by(tmp_path) is UNKNOWN
 
 
+def test_a_record_that_vanishes_while_it_is_looked_at_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / FOLDER).mkdir()
+    monkeypatch.setattr(Folder, "names", lambda folder: ["gone"])
+    assert held_by(tmp_path) is None
+
+
 def test_an_empty_lock_is_free(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir()
     assert_free(tmp_path)

@@ -66,6 +66,7 @@ def mapping(path: Path) -> bytes:
         (["{venv}/bin/python", "-m"], False),
         (["{venv}/bin/python", "server.py", "-m", "vllm"], False),
         (["{venv}/bin/python"], False),
+        (["{venv}/bin/python", "-X", "dev"], False),
         (["/other/bin/python", "/other/bin/vllm", "serve"], False),
         (["/other/bin/python", "{venv}/bin/vllm", "serve"], True),
         (["/other/bin/python", "-m", "vllm"], False),

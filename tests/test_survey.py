@@ -6,7 +6,7 @@ import pytest
 
 from fake_package import write_package
 from vllm_eagle3_patch import survey
-from vllm_eagle3_patch.errors import UnsupportedError
+from vllm_eagle3_patch.errors import AnchorNotFoundError, UnsupportedError
 from vllm_eagle3_patch.facts import ModelFacts
 from vllm_eagle3_patch.family import FAMILY, FamilyModel
 
@@ -15,6 +15,7 @@ DEEPSEEK = "model_executor/models/deepseek_v2.py"
 KIMI = "model_executor/models/kimi_k25.py"
 SPECULATIVE = "config/speculative.py"
 PROPOSER = "v1/spec_decode/eagle.py"
+INTERFACES = "model_executor/models/interfaces.py"
 KV_CACHE = "v1/core/kv_cache_utils.py"
 
 METHODS = """
@@ -59,12 +60,26 @@ class EagleProposer:
         if self.name == "KimiK25ForConditionalGeneration":
             self.model.config.image_token_index = target_model.config.media_placeholder_token_id
 """,
+    INTERFACES: "class SupportsEagle3(Protocol): pass\n",
     KV_CACHE: "class UniformTypeKVCacheSpecs: pass\n",
     "v1/worker/gpu_model_runner.py": """
 def _get_eagle3_aux_layers_from_config(self):
     return self.hf_config.get("eagle_config")
 """,
 }
+
+
+def test_a_release_without_the_protocol_is_asked_for_the_methods_only(tmp_path: Path) -> None:
+    found = facts(
+        tmp_path, {INTERFACES: "class SupportsLoRA(Protocol): pass\n", DEEPSEEK: WITHOUT_BASE}
+    )
+    assert found["DeepseekV3ForCausalLM"].missing == ()
+
+
+def test_a_protocol_that_the_runner_asks_for_and_nobody_has_is_an_error(tmp_path: Path) -> None:
+    runner = {"v1/worker/gpu_model_runner.py": "assert supports_eagle3(model)\n"}
+    with pytest.raises(AnchorNotFoundError, match="class SupportsEagle3"):
+        facts(tmp_path, {INTERFACES: "class SupportsOther(Protocol): pass\n", **runner})
 
 
 def facts(folder: Path, files: dict[str, str | None]) -> dict[str, ModelFacts]:

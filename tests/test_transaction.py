@@ -5,6 +5,7 @@ import os
 import py_compile
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from small_installation import (
     sha256,
     tree,
 )
-from vllm_eagle3_patch import lock
+from vllm_eagle3_patch import filesystem, lock
 from vllm_eagle3_patch.errors import (
     InterruptedRunError,
     ModifiedFileError,
@@ -150,6 +151,36 @@ def test_apply_again_and_roll_back_without_hard_links(root: Path) -> None:
         assert contents(root) == NEW
         revert(root)
     assert contents(root) == OLD
+
+
+@pytest.fixture
+def package_elsewhere(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package folder is a mount point: nothing is linked or renamed across its border."""
+
+    def guarded(call: Callable[..., None]) -> Callable[..., None]:
+        def checked(*names: str, src_dir_fd: int, dst_dir_fd: int, **options: bool) -> None:
+            ends = [Path(f"/proc/self/fd/{fd}").readlink() for fd in (src_dir_fd, dst_dir_fd)]
+            if len({end.is_relative_to(root / "vllm") for end in ends}) == 2:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            call(*names, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, **options)
+
+        return checked
+
+    monkeypatch.setattr(os, "link", guarded(os.link))
+    monkeypatch.setattr(os, "rename", guarded(os.rename))
+
+
+def test_a_package_that_is_another_file_system(root: Path, package_elsewhere: None) -> None:
+    before = {path: (entry[0], *entry[2:]) for path, entry in tree(root).items()}
+    with pytest.raises(VerificationError):
+        apply(root, check=failing)
+    assert {path: (entry[0], *entry[2:]) for path, entry in tree(root).items()} == before
+    apply(root)
+    with pytest.raises(VerificationError):
+        apply(root, *(change(path, new(path), newer(path)) for path in PATHS), check=failing)
+    assert contents(root) == NEW
+    revert(root)
+    assert {path: (entry[0], *entry[2:]) for path, entry in tree(root).items()} == before
 
 
 def failing() -> None:
@@ -568,6 +599,48 @@ def test_an_edit_before_the_swap_of_an_interrupted_run_is_no_concern_of_ours(roo
     assert STATE not in names(root)
 
 
+def test_an_interrupted_run_whose_originals_are_lost_says_so(root: Path) -> None:
+    interrupt(root)
+    for shelf in ("originals", "copies"):
+        (root / STATE / shelf / "1" / PLAIN).unlink()
+        (root / STATE / shelf / "1" / PLAIN).write_bytes(b"damaged")
+    with pytest.raises(StateCorruptError, match="gone or damaged"):
+        recover(root)
+    assert unfinished(root) is not None
+
+
+def test_an_interrupted_revert_never_gives_up_the_only_original(root: Path) -> None:
+    apply(root)
+
+    def damage(moment: str, operation: str, path: Path) -> None:
+        if (moment, operation) == ("after", "rename") and path == root / PLAIN:
+            (root / STATE / "copies/1" / PLAIN).write_bytes(b"damaged")
+            filesystem.step = LinksRefused()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with stepping(damage), pytest.raises(StateCorruptError, match="gone or damaged"):
+        revert(root)
+    assert (root / PLAIN).read_bytes() == old(PLAIN)
+
+
+def test_a_failing_revert_of_a_file_with_its_original_content(root: Path) -> None:
+    apply(root)
+    apply(root, change(PLAIN, new(PLAIN), old(PLAIN)))
+    before = tree(root)
+    for operation in ("link", "rename"):
+        for path in PATHS:
+
+            def fail(moment: str, what: str, where: Path) -> None:
+                name = Path(path).name  # noqa: B023
+                if (moment, what) == ("before", operation) and where.name == name:  # noqa: B023
+                    filesystem.step = filesystem.go_on
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            with stepping(fail), pytest.raises(NotWritableError):
+                revert(root)
+            assert tree(root) == before
+
+
 def test_recover_with_nothing_to_recover_writes_nothing(root: Path) -> None:
     assert points_of(lambda: recover(root)) == []
     apply(root)
@@ -781,7 +854,8 @@ def test_the_state_can_be_read_by_whoever_can_read_the_installation(root: Path) 
         apply(root)
     finally:
         os.umask(old_mask)
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (root / STATE).rglob("*/")}
+    folders = [path for path in (root / STATE).rglob("*") if path.is_dir()]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in folders}
     assert modes == {0o755}
     assert stat.S_IMODE((root / STATE / "manifest.json").stat().st_mode) == 0o644
     assert stat.S_IMODE((root / STATE / "copies/1" / LINKED).stat().st_mode) == 0o640

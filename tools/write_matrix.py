@@ -17,7 +17,7 @@ from tools.fetch_release import fetch, releases
 from vllm_eagle3_patch.facts import ModelFacts
 from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.matrix import RELEASES, SUPPORT
-from vllm_eagle3_patch.patch import Patch, all_patches, selected
+from vllm_eagle3_patch.patch import Patch, all_patches, has_protocol, selected
 from vllm_eagle3_patch.sources import Sources, sha256
 from vllm_eagle3_patch.survey import EVIDENCE, survey
 
@@ -87,7 +87,7 @@ def apply_default_set(sources: Sources, before: tuple[ModelFacts, ...]) -> Patch
 def _apply(patch: Patch, sources: Sources, models: tuple[Any, ...], patched: Patched) -> None:
     for path in patch.paths(sources):
         content = patched.contents.get(path) or sources.read(path) or b""
-        changed = patch.apply(content, path, models)
+        changed = patch.apply(content, path, models, protocol=has_protocol(sources))
         if changed != content:
             patched.contents[path] = changed
             patched.patches.setdefault(path, []).append(patch.name)

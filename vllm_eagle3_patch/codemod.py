@@ -36,13 +36,24 @@ class AnchoredCodemod(Codemod, ABC):
 
     Subclasses set ``patch`` (the name in the marker comments and in errors) and override
     :meth:`edit`.
+
+    Args:
+        context: LibCST's; its filename is what errors call the file.
+        models: The models of the family that the installation ships.
+        protocol: Whether its ``interfaces.py`` has the protocol ``SupportsEagle3``.
     """
 
     patch: ClassVar[str]
 
-    def __init__(self, context: CodemodContext, models: Sequence[FamilyModel] = FAMILY) -> None:
+    def __init__(
+        self,
+        context: CodemodContext,
+        models: Sequence[FamilyModel] = FAMILY,
+        protocol: bool = True,
+    ) -> None:
         super().__init__(context)
         self.models = models
+        self.protocol = protocol
         self._edits: dict[cst.CSTNode, list[Callable[..., object]]] = {}
 
     @abstractmethod
@@ -86,6 +97,16 @@ class AnchoredCodemod(Codemod, ABC):
         found = [n for n in module.body if m.matches(n, m.ClassDef(name=m.Name(name)))]
         return cst.ensure_type(self.only(found, f"class {name}", "the module"), cst.ClassDef)
 
+    def absent(self, within: cst.CSTNode, names: Sequence[str], where: str) -> None:
+        """Make sure that none of these names is used: nobody did half of this by hand.
+
+        Raises:
+            AnchorNotFoundError: One of them is.
+        """
+        for name in names:
+            if m.findall(within, m.Name(name)):
+                self.only((), f"{where} without {name}", "the module")
+
     def only_method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef:
         """A class's own method of this name."""
         found = [n for n in owner.body.body if m.matches(n, m.FunctionDef(name=m.Name(name)))]
@@ -110,14 +131,26 @@ class AnchoredCodemod(Codemod, ABC):
         """The marker comment on a line of its own."""
         return cst.EmptyLine(comment=cst.Comment(MARKER + self.patch))
 
+    def implement_eagle3(
+        self, module: cst.Module, owner: cst.ClassDef, beside: Sequence[str]
+    ) -> None:
+        """Make a class implement ``SupportsEagle3``, where this vLLM has the protocol.
+
+        Up to 0.10.0 the model runner calls the two methods by name and there is none. The import
+        goes before the first of ``beside`` that the file imports.
+        """
+        if self.protocol:
+            imported = [name for name in beside if m.findall(module, _imports(name))]
+            self.import_name(module, "SupportsEagle3", [*imported, *beside][0])
+            self.add_base(owner, "SupportsEagle3")
+
     def import_name(self, module: cst.Module, name: str, beside: str) -> None:
         """Add ``name`` before ``beside`` to the ``from ... import`` that imports it.
 
         Raises:
             AnchorNotFoundError: No such import, more than one, or ``name`` is there already.
         """
-        alias = m.ImportAlias(name=m.Name(beside))
-        wanted = m.ImportFrom(names=[m.ZeroOrMore(), alias, m.ZeroOrMore()])
+        wanted = _imports(beside)
         found = [
             part
             for line in module.body
@@ -223,6 +256,11 @@ class _ApplyEdits(cst.CSTTransformer):
         return updated_node
 
 
+def _imports(name: str) -> m.ImportFrom:
+    alias = m.ImportAlias(name=m.Name(name))
+    return m.ImportFrom(names=[m.ZeroOrMore(), alias, m.ZeroOrMore()])
+
+
 def self_attribute(name: str) -> m.Attribute:
     """A matcher for ``self.<name>``."""
     return m.Attribute(value=m.Name("self"), attr=m.Name(name))
@@ -239,12 +277,34 @@ def matching(block: cst.BaseSuite, matcher: m.BaseMatcherNode) -> list[cst.CSTNo
     return [node for node in block.body if m.matches(node, matcher)]
 
 
+def _comment_of(space: object) -> cst.TrailingWhitespace | None:
+    """The rest of the line in a parenthesized white space, if it holds a comment."""
+    if isinstance(space, cst.ParenthesizedWhitespace) and space.first_line.comment is not None:
+        return space.first_line
+    return None
+
+
+def without_comment(space: cst.ParenthesizedWhitespace) -> cst.ParenthesizedWhitespace:
+    """The same line break without the comment on its first line."""
+    line = cst.TrailingWhitespace(newline=space.first_line.newline)
+    return space.with_changes(first_line=line)
+
+
 def appended(listed: Sequence[cst.CSTNode], new: Sequence[cst.CSTNode]) -> list[cst.CSTNode]:
     """Elements, arguments or bases with more of them at the end, laid out like the others."""
     separator = _separator(listed)
     *others, last = listed
     closing = last.comma  # type: ignore[attr-defined]
     spaced = [node.with_changes(comma=separator) for node in (last, *new)]
+    line = _comment_of(getattr(closing, "whitespace_after", None))
+    if line is not None:
+        # The comment stays beside the element that it is about.
+        space = separator.whitespace_after
+        if not isinstance(space, cst.ParenthesizedWhitespace):
+            space = cst.ParenthesizedWhitespace(indent=True)
+        beside = cst.Comma(whitespace_after=space.with_changes(first_line=line))
+        spaced[0] = spaced[0].with_changes(comma=beside)
+        closing = closing.with_changes(whitespace_after=without_comment(closing.whitespace_after))
     spaced[-1] = spaced[-1].with_changes(comma=closing)
     return [*others, *spaced]
 
@@ -256,6 +316,5 @@ def _separator(listed: Sequence[cst.CSTNode]) -> cst.Comma:
         return cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     space = comma.whitespace_after
     if isinstance(space, cst.ParenthesizedWhitespace):
-        line = space.first_line.with_changes(comment=None, whitespace=cst.SimpleWhitespace(""))
-        space = space.with_changes(first_line=line, empty_lines=[])
+        space = without_comment(space).with_changes(empty_lines=[])
     return comma.with_changes(whitespace_after=space)

@@ -88,9 +88,11 @@ def fill_file(descriptor: int, data: bytes, attributes: Attributes, path: Path) 
             rest = rest[os.write(descriptor, rest) :]
     if attributes.owner is not None:
         _give_to(descriptor, *attributes.owner, path)
-    if stat.S_IMODE(os.fstat(descriptor).st_mode) != attributes.mode:
+    # No set-user-id: nobody is to get root to make him such a file.
+    mode = attributes.mode & 0o777
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
         with _operation("fchmod", path):
-            os.fchmod(descriptor, attributes.mode)
+            os.fchmod(descriptor, mode)
     if attributes.extended is not None:
         _set_extended_attributes(descriptor, attributes.extended, path)
     if attributes.times is not None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 NOT_SUPPORTED = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+# What says that no file can be read under a name: nothing is there, or something else.
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
 # They hold a hash or a signature of the content, which is what changes.
 ATTRIBUTES_OF_CONTENT = {"security.ima", "security.evm"}
 
@@ -145,6 +147,21 @@ class Folder:
                     return Snapshot(file.read(), attributes, status)
             finally:
                 os.close(descriptor)
+
+
+@contextmanager
+def parent_of(folder: Folder, path: str) -> Iterator[tuple[Folder, str]]:
+    """Open the folder of a path below a folder; yields it and the last name."""
+    parent, _, name = path.rpartition("/")
+    with folder.below(parent) as opened:
+        yield opened, name
+
+
+def is_there(folder: Folder, relative: str) -> bool:
+    """Whether anything has a path below a folder, no link followed."""
+    with passing_over(GONE), parent_of(folder, relative) as (parent, name):
+        return parent.status(name) is not None
+    return False
 
 
 def extended_attributes(descriptor: int) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ came is read from the files themselves, but for one step: that it is done, check
 said by giving the journal another name.
 """
 
-import secrets
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,7 +65,7 @@ class Journal:
     before: Manifest | None
     after: Manifest | None
     files: tuple[Replacement, ...]
-    token: str = field(default_factory=lambda: secrets.token_hex(4))
+    token: str = field(default_factory=lambda: os.urandom(4).hex())
 
     def entry_of(self, path: str) -> ManifestEntry:
         """Return what says how the original of a file that this run replaces is kept."""

@@ -95,7 +95,8 @@ def _nested_layer_ids(sources: Sources, _: FamilyModel) -> bool:
     if not sources.exists(RUNNER):
         return True
     reader = reading.find_function(sources.module(RUNNER), "_get_eagle3_aux_layers_from_config")
-    return reader is None or not any("eagle_config" in text for text in reading.strings(reader))
+    code = reader.body[reading.has_docstring(reader) :] if reader else []
+    return not any("eagle_config" in text for part in code for text in reading.strings(part))
 
 
 def _float16(sources: Sources, _: FamilyModel) -> bool:

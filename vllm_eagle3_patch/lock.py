@@ -18,7 +18,6 @@ replace one file late.
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -113,7 +112,7 @@ def exclusive(root: Path) -> Iterator[Hold]:
 
 def _take(root: Folder) -> tuple[Hold, int]:
     for _ in range(_ATTEMPTS):
-        hold = Hold(root, secrets.token_hex(8))
+        hold = Hold(root, os.urandom(8).hex())
         with ExitStack() as undo:
             undo.callback(_withdraw, hold)
             now = time.time_ns()

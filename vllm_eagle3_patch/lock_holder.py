@@ -12,7 +12,6 @@ for one host that was started again.
 
 import fcntl
 import os
-import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -59,7 +58,7 @@ def this_process() -> Holder:
     with suppress(OSError):  # Only Linux has these; the rest tells enough then.
         boot = (PROC / "sys/kernel/random/boot_id").read_text("ascii").strip()
         namespace = str((PROC / "self/ns/pid").readlink())
-    return Holder(socket.gethostname(), boot, namespace, os.getpid(), started_at(os.getpid()))
+    return Holder(os.uname().nodename, boot, namespace, os.getpid(), started_at(os.getpid()))
 
 
 def living_holder(lock: Folder, now: int) -> Holder | None:

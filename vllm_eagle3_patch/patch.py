@@ -8,13 +8,15 @@ from abc import ABC, abstractmethod
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_eagle3_patch.errors import UnsupportedError, VerificationError
+from vllm_eagle3_patch.errors import AnchorNotFoundError, UnsupportedError, VerificationError
 from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.sources import parse
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Callable, Collection, Sequence
+
+    import libcst
 
     from vllm_eagle3_patch.codemod import AnchoredCodemod
     from vllm_eagle3_patch.family import FamilyModel
@@ -32,12 +34,14 @@ class Patch(ABC):
         title: One line on what it does.
         upstream: Where vLLM itself made this change, or why it never did.
         harden: Whether it changes models that already start: applied with ``--harden`` only.
+        needs_file: Whether a model that needs it cannot be ready without one of its files.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     upstream: ClassVar[str]
     harden: ClassVar[bool] = False
+    needs_file: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         """Register the class, unless it is a base of others and has no name of its own."""
@@ -49,12 +53,19 @@ class Patch(ABC):
         """The files of this installation that it concerns; none if it has no business here."""
 
     @abstractmethod
-    def holds(self, module: ast.Module, models: Sequence[FamilyModel] = FAMILY) -> bool:
+    def holds(
+        self,
+        module: ast.Module,
+        models: Sequence[FamilyModel] = FAMILY,
+        *,
+        protocol: bool = True,
+    ) -> bool:
         """The postcondition, read from a parsed file, whoever wrote it.
 
         Args:
             module: One of :meth:`paths`, parsed.
             models: The models it has to hold for.
+            protocol: Whether this vLLM has the protocol ``SupportsEagle3``.
         """
 
     @abstractmethod
@@ -63,25 +74,44 @@ class Patch(ABC):
 
     def missing(self, sources: Sources, model: FamilyModel) -> bool:
         """Whether a model lacks this patch in an installation."""
-        return not all(self.holds(sources.module(path), (model,)) for path in self.paths(sources))
+        paths = self.paths(sources)
+        protocol = has_protocol(sources)
+        if not paths and self.needs_file:
+            return True
+        return not all(
+            self.holds(sources.module(path), (model,), protocol=protocol) for path in paths
+        )
 
-    def apply(self, content: bytes, path: str, models: Sequence[FamilyModel] = FAMILY) -> bytes:
+    def apply(
+        self,
+        content: bytes,
+        path: str,
+        models: Sequence[FamilyModel] = FAMILY,
+        *,
+        protocol: bool = True,
+    ) -> bytes:
         """The content of a file with the patch in it; unchanged if it holds already.
 
         Args:
             content: The file's bytes.
             path: The file, relative to the directory that holds the package.
             models: The models that the installation ships.
+            protocol: Whether its vLLM has the protocol ``SupportsEagle3``.
 
         Raises:
             AnchorNotFoundError: An anchor is missing or ambiguous.
             UnsupportedError: The file is not Python, or LibCST cannot reproduce it exactly.
             VerificationError: The result does not satisfy the postcondition.
         """
-        if self.holds(parse(content, path), models):
+        if self.holds(parse(content, path), models, protocol=protocol):
             return content
-        changed = _transform(self.codemod(), content, path, models)
-        if not self.holds(parse(changed, path), models):
+        from libcst.codemod import CodemodContext
+
+        tree = _tree(content, path)
+        codemod = self.codemod()(CodemodContext(filename=path), models, protocol)
+        # transform_module would clone the tree for metadata, which no codemod here asks for.
+        changed = codemod.transform_module_impl(tree).bytes
+        if not self.holds(parse(changed, path), models, protocol=protocol):
             raise VerificationError(
                 f"{path}: patch {self.name} was applied but its postcondition does not hold",
                 "nothing was written; please report this with the vLLM version",
@@ -90,11 +120,8 @@ class Patch(ABC):
         return changed
 
 
-def _transform(
-    codemod: type[AnchoredCodemod], content: bytes, path: str, models: Sequence[FamilyModel]
-) -> bytes:
+def _tree(content: bytes, path: str) -> libcst.Module:
     import libcst
-    from libcst.codemod import CodemodContext
 
     try:
         tree = libcst.parse_module(content)
@@ -108,9 +135,26 @@ def _transform(
             "the file has unusual white space (a form feed?); it is left alone",
             code="not-reproducible",
         )
-    context = CodemodContext(filename=path)
-    # transform_module would clone the tree for metadata, which no codemod here asks for.
-    return codemod(context, models).transform_module_impl(tree).bytes
+    return tree
+
+
+INTERFACES = "vllm/model_executor/models/interfaces.py"
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+
+
+def has_protocol(sources: Sources) -> bool:
+    """Whether this vLLM asks for the protocol ``SupportsEagle3`` (0.10.1 on) and has it.
+
+    Raises:
+        AnchorNotFoundError: It asks for a protocol that is not where it always was.
+    """
+    if b"class SupportsEagle3(" in (sources.read(INTERFACES) or b""):
+        return True
+    if b"supports_eagle3(" in (sources.read(RUNNER) or b""):
+        raise AnchorNotFoundError(
+            "deepseek-v2", INTERFACES, "class SupportsEagle3", "the module", 0
+        )
+    return False
 
 
 @cache

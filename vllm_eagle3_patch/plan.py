@@ -231,11 +231,12 @@ def compose(
     Raises:
         UnsupportedError: The result is not what the matrix pins.
     """
-    from vllm_eagle3_patch.patch import all_patches
+    from vllm_eagle3_patch.patch import all_patches, has_protocol
 
     base = _base(assessment, options)
     needed = _needed(assessment, options, candidates, base)
     models = _models(assessment)
+    protocol = has_protocol(base)
     composed: dict[str, Composed] = {}
     problems: list[Problem] = []
     for patch in all_patches():
@@ -244,7 +245,7 @@ def compose(
         for path in patch.paths(base):
             so_far = composed.get(path) or Composed(base.read(path) or b"", ())
             try:
-                after = patch.apply(so_far.content, path, models)
+                after = patch.apply(so_far.content, path, models, protocol=protocol)
             except UnsupportedError as error:
                 problems.append(Problem.of(error))
                 continue

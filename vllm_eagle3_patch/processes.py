@@ -1,7 +1,6 @@
 """Processes of this machine, as Linux shows them below ``/proc``."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def _maps(process: Path, places: set[Path]) -> bool:
 
 
 def _runs(process: Path, places: set[Path]) -> bool:
-    command = (process / "cmdline").read_bytes().split(b"\0")
+    command = (process / "cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
     arguments = [os.fsdecode(argument) for argument in command]
     program = _program(arguments)
     if program is None:
@@ -114,6 +113,8 @@ def _program(arguments: list[str]) -> str | None:
 
 
 def _interpreter(process: Path, program: str) -> Path | None:
+    import shutil  # It loads much, and `check` needs none of it.
+
     if os.path.isabs(program):  # noqa: PTH117  no Path is needed
         return Path(program)
     if "/" in program:

@@ -76,19 +76,26 @@ def appends_to(node: ast.AST, name: str) -> bool:
     )
 
 
+def has_docstring(function: FunctionNode) -> bool:
+    """Whether the first statement of a function is its docstring."""
+    return ast.get_docstring(function, clean=False) is not None
+
+
 def same(node: ast.AST, source: str) -> bool:
     """Whether an expression is the one written in ``source``, whatever its layout."""
     return ast.dump(node) == ast.dump(ast.parse(source, mode="eval").body)
 
 
-def implements_eagle3(owner: ast.ClassDef | None) -> bool:
+def implements_eagle3(owner: ast.ClassDef | None, *, protocol: bool = True) -> bool:
     """Whether a class names ``SupportsEagle3`` among its bases and defines its two methods.
+
+    Without the protocol (up to 0.10.0) the methods alone count.
 
     The second is ``get_eagle3_aux_hidden_state_layers`` up to 0.17.1; from 0.18.0 on
     ``get_eagle3_default_aux_hidden_state_layers`` in the protocol, where some models keep the
     older name (vllm/model_executor/models/deepseek_v2.py, 0.33.0).
     """
-    if owner is None or "SupportsEagle3" not in base_names(owner):
+    if owner is None or (protocol and "SupportsEagle3" not in base_names(owner)):
         return False
     defaults = ("get_eagle3_aux_hidden_state_layers", "get_eagle3_default_aux_hidden_state_layers")
     return find_method(owner, "set_aux_hidden_state_layers") is not None and any(

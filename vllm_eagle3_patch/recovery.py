@@ -14,7 +14,7 @@ from vllm_eagle3_patch.folder import Attributes, Folder
 from vllm_eagle3_patch.git_exclude import remove_exclude
 from vllm_eagle3_patch.journal import APPLY, Journal, is_concluded, journal_in
 from vllm_eagle3_patch.os_errors import explained
-from vllm_eagle3_patch.replacing import Site, current_digest, discard, folder_mode, put_back
+from vllm_eagle3_patch.replacing import Site, current_digest, put_back
 from vllm_eagle3_patch.state import Manifest, manifest_bytes
 from vllm_eagle3_patch.state_folder import (
     CONCLUDED,
@@ -25,7 +25,9 @@ from vllm_eagle3_patch.state_folder import (
     MANIFEST,
     ORIGINALS,
     PREVIOUS,
+    discard,
     document_in,
+    folder_mode,
     opened_in,
 )
 

@@ -2,14 +2,11 @@
 
 import errno
 import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from vllm_eagle3_patch import filesystem
 from vllm_eagle3_patch.errors import ModifiedFileError
-from vllm_eagle3_patch.folder import Folder, passing_over
+from vllm_eagle3_patch.folder import GONE, Folder, is_there, parent_of, passing_over
 from vllm_eagle3_patch.journal import REVERT, Journal, Replacement
 from vllm_eagle3_patch.state import (
     ManifestEntry,
@@ -19,9 +16,7 @@ from vllm_eagle3_patch.state import (
     original_is_kept,
     original_is_usable,
 )
-from vllm_eagle3_patch.state_folder import COPIES, ORIGINALS
-
-_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL}
+from vllm_eagle3_patch.state_folder import COPIES, ORIGINALS, made_parent
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Site:
 def current_digest(root: Folder, path: str) -> str | None:
     """Return the SHA-256 of what is at a path now, None if no file is there."""
     parent, _, name = path.rpartition("/")
-    with passing_over(_GONE), root.below(parent) as folder:
+    with passing_over(GONE), root.below(parent) as folder:
         return digest_of(folder.snapshot(name, follow=True).data)
     return None
 
@@ -57,7 +52,7 @@ def changed_meanwhile(path: str) -> ModifiedFileError:
 
 def stage(site: Site, path: str, data: bytes) -> None:
     """Write a new file, like the old one but for its bytes, beside it."""
-    with _parent(site.root, path) as (folder, name):
+    with parent_of(site.root, path) as (folder, name):
         like = replace(folder.snapshot(name, follow=True).attributes, times=None)
         filesystem.write_new_file(folder, site.journal.staged(name), data, like)
         filesystem.sync_directory(folder)
@@ -71,8 +66,8 @@ def keep(site: Site, file: Replacement) -> None:
     """
     journal = site.journal
     original = journal.keeps_original(file.path)
-    with _parent(site.root, file.path) as (folder, name):
-        with _made_parent(site, journal.shelf(file.path)) as shelf:
+    with parent_of(site.root, file.path) as (folder, name):
+        with made_parent(site.root, site.state, journal.shelf(file.path)) as shelf:
             linked = _keep_inode(folder, name, shelf)
             snapshot = folder.snapshot(name, follow=True)
             if digest_of(snapshot.data) != file.before:
@@ -85,7 +80,7 @@ def keep(site: Site, file: Replacement) -> None:
         copies = [journal.copy(file.path)] if original else []
         copies += [journal.aside(file.path)] if file.aside else []
         for copy in copies:
-            with _made_parent(site, copy) as copied:
+            with made_parent(site.root, site.state, copy) as copied:
                 filesystem.write_new_file(copied, name, snapshot.data, snapshot.attributes)
                 filesystem.sync_directory(copied)
 
@@ -102,7 +97,7 @@ def swap(site: Site, file: Replacement) -> None:
     if site.journal.operation == REVERT:
         _put_original(site, site.journal.entry_of(file.path))
         return
-    with _parent(site.root, file.path) as (folder, name):
+    with parent_of(site.root, file.path) as (folder, name):
         filesystem.replace(folder, site.journal.staged(name), folder, name)
         filesystem.sync_directory(folder)
 
@@ -135,43 +130,22 @@ def put_back(site: Site, file: Replacement) -> str:
         else:
             _put_previous(site, file.path)
         outcome = "restored"
-    with passing_over(_GONE), _parent(site.root, file.path) as (folder, name):
+    with passing_over(GONE), parent_of(site.root, file.path) as (folder, name):
         filesystem.remove(folder, site.journal.staged(name))
     return outcome
 
 
-def discard(state: Folder, relative: str) -> None:
-    """Remove a file from the state folder, and the folders that are empty then."""
-    parent, _, name = relative.rpartition("/")
-    with passing_over(_GONE), state.below(parent) as folder:
-        filesystem.remove(folder, name)
-    while parent:
-        outer, _, inner = parent.rpartition("/")
-        with passing_over(_GONE), state.below(outer) as folder:
-            if not filesystem.remove_directory(folder, inner) and folder.status(inner):
-                return
-        parent = outer
-
-
-def folder_mode(root: Folder) -> int:
-    """Return the mode of our folders: who may read the installation may read the state."""
-    return stat.S_IMODE(os.fstat(root.descriptor).st_mode) & 0o755 | 0o700
-
-
 def _put_original(site: Site, entry: ManifestEntry) -> None:
     copies = f"{COPIES}/{entry.kept}/{entry.path}"
-    with _parent(site.root, entry.path) as (folder, name):
+    with parent_of(site.root, entry.path) as (folder, name):
         if original_is_kept(site.root, site.state, entry):
-            with passing_over({errno.EXDEV}):
-                with _parent(site.state, f"{ORIGINALS}/{entry.kept}/{entry.path}") as (kept, _):
-                    filesystem.replace(kept, name, folder, name)
-                    filesystem.sync_directory(kept)
-                filesystem.sync_directory(folder)
-                return
+            with parent_of(site.state, f"{ORIGINALS}/{entry.kept}/{entry.path}") as (kept, _):
+                _move(site, kept, folder, name)
+            return
         data = bytes_at(site.state, copies, entry.original)
         if data is None:
             raise lost_original(entry)
-        with _parent(site.state, copies) as (copied, _):
+        with parent_of(site.state, copies) as (copied, _):
             extended = copied.snapshot(name).attributes.extended
         staged = site.journal.staged(name)
         filesystem.remove(folder, staged)
@@ -182,19 +156,38 @@ def _put_original(site: Site, entry: ManifestEntry) -> None:
 
 def _put_previous(site: Site, path: str) -> None:
     # Its content is not compared: it is the very file that was there.
-    if not _is_there(site.state, site.journal.shelf(path)):
+    shelf_path = site.journal.shelf(path)
+    if not is_there(site.state, shelf_path):
         raise lost_original(site.journal.entry_of(path))
-    with _parent(site.root, path) as (folder, name):
-        with _parent(site.state, site.journal.shelf(path)) as (shelf, _):
-            filesystem.replace(shelf, name, folder, name)
-            filesystem.sync_directory(shelf)
+    with (
+        parent_of(site.root, path) as (folder, name),
+        parent_of(site.state, shelf_path) as (shelf, _),
+    ):
+        _move(site, shelf, folder, name)
+
+
+def _move(site: Site, shelf: Folder, folder: Folder, name: str) -> None:
+    """Move what was kept to its place; to another file system, a copy of it."""
+    with passing_over({errno.EXDEV}):
+        filesystem.replace(shelf, name, folder, name)
+        filesystem.sync_directory(shelf)
         filesystem.sync_directory(folder)
+        return
+    staged = site.journal.staged(name)
+    filesystem.remove(folder, staged)
+    if shelf.link_text(name) is None:
+        snapshot = shelf.snapshot(name)
+        filesystem.write_new_file(folder, staged, snapshot.data, snapshot.attributes)
+    else:
+        filesystem.copy_symlink(shelf, name, folder, staged)
+    filesystem.replace(folder, staged, folder, name)
+    filesystem.sync_directory(folder)
 
 
 def _keep_original_again(site: Site, entry: ManifestEntry) -> None:
     with (
-        _parent(site.root, entry.path) as (folder, name),
-        _made_parent(site, f"{ORIGINALS}/{entry.kept}/{entry.path}") as kept,
+        parent_of(site.root, entry.path) as (folder, name),
+        made_parent(site.root, site.state, f"{ORIGINALS}/{entry.kept}/{entry.path}") as kept,
     ):
         same_kind = folder.link_text(name) == entry.symlink
         if kept.status(name) is None and same_kind and _keep_inode(folder, name, kept):
@@ -216,9 +209,9 @@ def _keep_inode(folder: Folder, name: str, shelf: Folder) -> bool:
 
 def _is_kept_inode(site: Site, path: str) -> bool:
     with (
-        passing_over(_GONE),
-        _parent(site.root, path) as (folder, name),
-        _parent(site.state, site.journal.shelf(path)) as (shelf, _),
+        passing_over(GONE),
+        parent_of(site.root, path) as (folder, name),
+        parent_of(site.state, site.journal.shelf(path)) as (shelf, _),
     ):
         there, kept = folder.status(name), shelf.status(name)
         return there is not None and kept is not None and os.path.samestat(there, kept)
@@ -231,33 +224,4 @@ def _was_replaced(site: Site, path: str) -> bool:
     kept = journal.copy(path) if journal.keeps_original(path) else journal.shelf(path)
     parent, _, name = path.rpartition("/")
     staged = f"{parent}/{journal.staged(name)}"
-    return _is_there(site.state, kept) and not _is_there(site.root, staged)
-
-
-def _is_there(folder: Folder, relative: str) -> bool:
-    with passing_over(_GONE), _parent(folder, relative) as (parent, name):
-        return parent.status(name) is not None
-    return False
-
-
-@contextmanager
-def _parent(folder: Folder, path: str) -> Iterator[tuple[Folder, str]]:
-    parent, _, name = path.rpartition("/")
-    with folder.below(parent) as opened:
-        yield opened, name
-
-
-@contextmanager
-def _made_parent(site: Site, path: str) -> Iterator[Folder]:
-    """Open the folder of a path in the state folder; what is missing of it is made."""
-    mode = folder_mode(site.root)
-    folder = site.state.below("")
-    for name in path.split("/")[:-1]:
-        with folder:
-            if folder.status(name) is None:
-                filesystem.make_directory(folder, name, mode)
-                filesystem.sync_directory(folder)
-            inner = folder.below(name)
-        folder = inner
-    with folder:
-        yield folder
+    return is_there(site.state, kept) and not is_there(site.root, staged)

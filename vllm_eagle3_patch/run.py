@@ -20,7 +20,7 @@ from vllm_eagle3_patch.recovery import (
     settle,
     write_document,
 )
-from vllm_eagle3_patch.replacing import Site, current_digest, folder_mode, keep, swap
+from vllm_eagle3_patch.replacing import Site, current_digest, keep, swap
 from vllm_eagle3_patch.state import Manifest, manifest_in
 from vllm_eagle3_patch.state_folder import (
     COPIES,
@@ -29,6 +29,7 @@ from vllm_eagle3_patch.state_folder import (
     JOURNAL,
     ORIGINALS,
     PREVIOUS,
+    folder_mode,
     opened_in,
 )
 

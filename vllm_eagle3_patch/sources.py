@@ -100,7 +100,7 @@ def parse(content: bytes, path: str, feature_version: tuple[int, int] | None = N
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore")
             return ast.parse(content, path, feature_version=feature_version)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)

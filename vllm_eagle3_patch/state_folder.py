@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_eagle3_patch.folder import Folder
+from vllm_eagle3_patch import filesystem
+from vllm_eagle3_patch.folder import GONE, Folder, passing_over
 from vllm_eagle3_patch.os_errors import one_line, user_name
 from vllm_eagle3_patch.records import LARGEST_DOCUMENT, StateCorruptError, UnsafeStateError
 
@@ -99,3 +100,37 @@ def opened_in(root: Folder) -> Folder:
         state.close()
         raise
     return state
+
+
+def folder_mode(root: Folder) -> int:
+    """Return the mode of our folders: who may read the installation may read the state."""
+    return stat.S_IMODE(os.fstat(root.descriptor).st_mode) & 0o755 | 0o700
+
+
+@contextmanager
+def made_parent(root: Folder, state: Folder, path: str) -> Iterator[Folder]:
+    """Open the folder of a path in the state folder; what is missing of it is made."""
+    mode = folder_mode(root)
+    folder = state.below("")
+    for name in path.split("/")[:-1]:
+        with folder:
+            if folder.status(name) is None:
+                filesystem.make_directory(folder, name, mode)
+                filesystem.sync_directory(folder)
+            inner = folder.below(name)
+        folder = inner
+    with folder:
+        yield folder
+
+
+def discard(state: Folder, relative: str) -> None:
+    """Remove a file from the state folder, and the folders that are empty then."""
+    parent, _, name = relative.rpartition("/")
+    with passing_over(GONE), state.below(parent) as folder:
+        filesystem.remove(folder, name)
+    while parent:
+        outer, _, inner = parent.rpartition("/")
+        with passing_over(GONE), state.below(outer) as folder:
+            if not filesystem.remove_directory(folder, inner) and folder.status(inner):
+                return
+        parent = outer

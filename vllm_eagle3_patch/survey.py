@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vllm_eagle3_patch import limits, reading
 from vllm_eagle3_patch.facts import ModelFacts
 from vllm_eagle3_patch.family import FAMILY, FamilyModel
-from vllm_eagle3_patch.patch import all_patches
+from vllm_eagle3_patch.patch import INTERFACES, all_patches
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.sources import Sources
@@ -21,7 +21,7 @@ REGISTRY = "vllm/model_executor/models/registry.py"
 KV_CACHE = "vllm/v1/core/kv_cache_utils.py"
 PROPOSER = "vllm/v1/spec_decode/eagle.py"
 
-EVIDENCE = tuple(sorted({REGISTRY, KV_CACHE, PROPOSER, *limits.EVIDENCE}))
+EVIDENCE = tuple(sorted({REGISTRY, KV_CACHE, PROPOSER, INTERFACES, *limits.EVIDENCE}))
 """Files that are read for the answers and need not be changed by any patch."""
 
 

@@ -150,7 +150,7 @@ def _entry(
         patches=change.patches,
         kept=run,
         symlink=symlink,
-        mode=stat.S_IMODE(status.st_mode) & 0o777,
+        mode=stat.S_IMODE(status.st_mode),
         owner=(status.st_uid, status.st_gid),
         times=(status.st_atime_ns, status.st_mtime_ns),
     )

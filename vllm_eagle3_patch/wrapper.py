@@ -55,35 +55,35 @@ class WrapperCodemod(AnchoredCodemod):
 
     def edit(self, module: cst.Module) -> None:
         """Find the import, the class, its forward, and for a bare language model its lm_head."""
-        self.import_name(module, "SupportsEagle3", beside="SupportsMultiModal")
         wrapper = self.only_class(module, self.wrapper)
-        self.add_base(wrapper, "SupportsEagle3")
+        self.implement_eagle3(module, wrapper, beside=("SupportsMultiModal",))
         self.add_methods(module, wrapper, METHODS)
-        constructor = self.only_method(wrapper, "__init__")
+        self._share_with_draft_model(module, self.only_method(wrapper, "__init__"))
+
+    def _share_with_draft_model(self, module: cst.Module, constructor: cst.FunctionDef) -> None:
         where = f"{self.wrapper}.__init__"
-        language_model = self.only(
-            m.findall(constructor, _assigns_self("language_model", m.Call())),
-            "self.language_model = ...(...)",
-            where,
-        )
-        if m.matches(language_model, _assigns_self("language_model", _call(BARE_CLASS))):
-            head = [
-                statement
-                for statement in constructor.body.body
-                if m.findall(
-                    statement, _assigns_self("lm_head", m.Call(func=m.Name("ParallelLMHead")))
-                )
-            ]
-            last = self.only(head, "self.lm_head = ParallelLMHead(...)", where)
-            self.insert_after(last, self.statements(module, BARE_LANGUAGE_MODEL))
+        any_call = _assigns_self("language_model", m.Call())
+        holder = self._statement_with(constructor, any_call, "self.language_model = ...(...)")
+        bare = _assigns_self("language_model", m.Call(func=m.Name(BARE_CLASS)))
+        if not m.findall(holder, bare):
+            return
+        self.absent(constructor, ("__setattr__",), where)
+        head = _assigns_self("lm_head", m.Call(func=m.Name("ParallelLMHead")))
+        other = self._statement_with(constructor, head, "self.lm_head = ParallelLMHead(...)")
+        statements = list(constructor.body.body)
+        last = max(holder, other, key=statements.index)
+        self.insert_after(last, self.statements(module, BARE_LANGUAGE_MODEL))
+
+    def _statement_with(
+        self, constructor: cst.FunctionDef, matcher: m.Assign, anchor: str
+    ) -> cst.CSTNode:
+        """The statement of a constructor that holds the one assignment that matches."""
+        self.only(m.findall(constructor, matcher), anchor, f"{self.wrapper}.__init__")
+        return next(node for node in constructor.body.body if m.findall(node, matcher))
 
 
 def _assigns_self(name: str, value: m.BaseExpressionMatchType) -> m.Assign:
     return m.Assign(targets=[m.AssignTarget(self_attribute(name))], value=value)
-
-
-def _call(name: str) -> m.Call:
-    return m.Call(func=m.Name(name))
 
 
 class WrapperPatch(Patch):
@@ -106,10 +106,16 @@ class WrapperPatch(Patch):
         """The wrapper's codemod."""
         return self.kind
 
-    def holds(self, module: ast.Module, models: Sequence[FamilyModel] = FAMILY) -> bool:
+    def holds(
+        self,
+        module: ast.Module,
+        models: Sequence[FamilyModel] = FAMILY,
+        *,
+        protocol: bool = True,
+    ) -> bool:
         """The class implements the interface, and the proposer finds what it shares."""
         wrapper = reading.find_class(module, self.kind.wrapper)
-        if not reading.implements_eagle3(wrapper):
+        if not reading.implements_eagle3(wrapper, protocol=protocol):
             return False
         constructor = reading.find_method(wrapper, "__init__")
         bare = constructor is not None and any(

@@ -50,10 +50,10 @@ ISLICE = "for layer in islice(self.layers, self.start_layer, self.end_layer)"
 NO_IMPORT = ("import of SupportsLoRA without SupportsEagle3", "the module")
 
 REFUSED = {
-    "import gone": ([(IMPORT, "from .interfaces import SupportsPP\n")], (*NO_IMPORT, 0)),
+    "import gone": ([(IMPORT, "from .interfaces import MixtureOfExperts\n")], (*NO_IMPORT, 0)),
     "import of everything": ([(IMPORT, "from .interfaces import *\n")], (*NO_IMPORT, 0)),
-    "protocol beside it renamed": (
-        [("SupportsEagle, SupportsLoRA, ", "SupportsEagle, SupportsAdapters, ")],
+    "protocols beside it renamed": (
+        [(IMPORT, IMPORT.replace("SupportsLoRA, SupportsPP", "SupportsAdapters, SupportsStages"))],
         (*NO_IMPORT, 0),
     ),
     "imported twice": (

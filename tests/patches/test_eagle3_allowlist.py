@@ -16,7 +16,7 @@ from patch_checks import (
 )
 
 from vllm_eagle3_patch.family import FAMILY, MODEL_TYPES, select_models
-from vllm_eagle3_patch.patches.eagle3_allowlist import AllowlistCodemod, Eagle3Allowlist, allowlist
+from vllm_eagle3_patch.patches.eagle3_allowlist import AllowlistCodemod, Eagle3Allowlist, allowlists
 from vllm_eagle3_patch.sources import Sources, parse
 
 PATCH = Eagle3Allowlist()
@@ -293,8 +293,8 @@ def accepts(source: str, method: str, text_type: str) -> bool:
 
 
 def test_what_the_list_holds() -> None:
-    assert allowlist(parse(BEFORE.encode(), "")) == ("llama", "gpt_oss")
-    assert allowlist(parse(b"any(x in y for x in z)\nany(z)", "")) is None
+    assert allowlists(parse(BEFORE.encode(), "")) == [("llama", "gpt_oss")]
+    assert allowlists(parse(b"any(x in y for x in z)\nany(z)", "")) == []
 
 
 def test_the_file_where_it_limits_the_models(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from vllm_eagle3_patch.patches import multimodal_image_token
 from vllm_eagle3_patch.patches.multimodal_image_token import (
     ImageTokenCodemod,
     MultimodalImageToken,
-    wrappers_with_branch,
+    image_tokens,
 )
 from vllm_eagle3_patch.sources import Sources, parse
 
@@ -257,14 +257,14 @@ def test_the_patched_proposer_reads_each_classes_own_key(wrapper: str, token: in
 
 
 def test_classes_with_a_branch() -> None:
-    assert wrappers_with_branch(parse(AFTER.encode(), "")) == {
+    assert set(image_tokens(parse(AFTER.encode(), ""))) == {
         "SomeVLForConditionalGeneration",
         "OtherVLForConditionalGeneration",
         "PixelForConditionalGeneration",
         "KimiK25ForConditionalGeneration",
     }
     elsewhere = b'if name == "KimiK25ForConditionalGeneration":\n    config.other = 1\n'
-    assert wrappers_with_branch(parse(elsewhere, "")) == set()
+    assert image_tokens(parse(elsewhere, "")) == {}
 
 
 def test_every_class_with_a_token_is_one_of_the_family() -> None:

@@ -58,7 +58,7 @@ def test_a_form_feed_does_no_harm_where_nothing_is_to_be_done() -> None:
 
 def test_a_result_without_the_postcondition_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     patch = allowlist()
-    monkeypatch.setattr(patch, "holds", lambda *_: False)
+    monkeypatch.setattr(patch, "holds", lambda *_, **__: False)
     with pytest.raises(VerificationError) as caught:
         patch.apply(NARROW, CONFIG)
     assert caught.value.exit_code == 6
