@@ -16,7 +16,7 @@ demo: $(VENV)/ready
 ## make test     run the tests, on every release that the issue names; prints the coverage
 .PHONY: test
 test: $(VENV)/ready
-	$(BIN)/python -m pytest --cov --cov-report=term-missing
+	$(BIN)/python -m pytest --numprocesses auto --cov --cov-report=term-missing
 
 ## make lint     ruff and mypy
 .PHONY: lint
@@ -44,7 +44,6 @@ bench: $(VENV)/ready
 ## make dist     build the wheel and the sdist
 .PHONY: dist
 dist: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet build
 	$(BIN)/python -m build
 
 ## make clean    remove .venv and everything built

@@ -71,7 +71,8 @@ class ImageTokenCodemod(AnchoredCodemod):
     def edit(self, module: cst.Module) -> None:
         """Find the last branch that names a class, before the fallback."""
         anchor = "branch before target_model.config.image_token_index"
-        last = self.only(m.findall(module, LAST_BRANCH), anchor, "load_model")
+        load_model = self.only_method(self.only_class_with(module, "load_model"), "load_model")
+        last = self.only(m.findall(load_model, LAST_BRANCH), anchor, "load_model")
         named = image_tokens(parse(module.bytes, ""))
         branch = cst.ensure_type(last, cst.If).orelse
         for model in reversed(self.models):

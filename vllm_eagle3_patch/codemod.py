@@ -54,6 +54,7 @@ class AnchoredCodemod(Codemod, ABC):
         super().__init__(context)
         self.models = models
         self.protocol = protocol
+        self._opened: set[cst.CSTNode] = set()
         self._edits: dict[cst.CSTNode, list[Callable[..., object]]] = {}
 
     @abstractmethod
@@ -67,10 +68,20 @@ class AnchoredCodemod(Codemod, ABC):
     def transform_module_impl(self, tree: cst.Module) -> cst.Module:
         """Apply all edits in one pass over the tree."""
         self._edits.clear()
+        self._opened.clear()
         self.edit(tree)
-        changed = tree.visit(_ApplyEdits(self._edits))
-        assert isinstance(changed, cst.Module)
+        edits = _ApplyEdits(self._edits, self._closed(tree))
+        changed = cst.ensure_type(tree.visit(edits), cst.Module)
+        assert edits.applied == set(self._edits), "an edit lies outside the classes opened"
         return changed
+
+    def _closed(self, module: cst.Module) -> set[cst.CSTNode]:
+        """The classes and functions that need no visit, if :meth:`only_class` said which do."""
+        if not self._opened:
+            return set()
+        kinds = (cst.ClassDef, cst.FunctionDef)
+        opened = self._opened | set(self._edits)
+        return {node for node in module.body if isinstance(node, kinds) and node not in opened}
 
     def change(self, node: cst.CSTNode, edit: Callable[..., object]) -> None:
         """Replace a node by what ``edit`` makes of it (its children already edited)."""
@@ -95,7 +106,18 @@ class AnchoredCodemod(Codemod, ABC):
     def only_class(self, module: cst.Module, name: str) -> cst.ClassDef:
         """The module-level class of this name."""
         found = [n for n in module.body if m.matches(n, m.ClassDef(name=m.Name(name)))]
-        return cst.ensure_type(self.only(found, f"class {name}", "the module"), cst.ClassDef)
+        return self.opened(self.only(found, f"class {name}", "the module"))
+
+    def opened(self, owner: cst.CSTNode) -> cst.ClassDef:
+        """A module-level class that is edited inside; with one, all others are passed over."""
+        self._opened.add(owner)
+        return cst.ensure_type(owner, cst.ClassDef)
+
+    def only_class_with(self, module: cst.Module, method: str) -> cst.ClassDef:
+        """The one module-level class that has a method of this name."""
+        wanted = m.FunctionDef(name=m.Name(method))
+        found = [n for n in module.body if isinstance(n, cst.ClassDef) and matching(n.body, wanted)]
+        return self.opened(self.only(found, f"class with def {method}", "the module"))
 
     def absent(self, within: cst.CSTNode, names: Sequence[str], where: str) -> None:
         """Make sure that none of these names is used: nobody did half of this by hand.
@@ -140,7 +162,7 @@ class AnchoredCodemod(Codemod, ABC):
         goes before the first of ``beside`` that the file imports.
         """
         if self.protocol:
-            imported = [name for name in beside if m.findall(module, _imports(name))]
+            imported = [name for name in beside if _imports_of(module, name)]
             self.import_name(module, "SupportsEagle3", [*imported, *beside][0])
             self.add_base(owner, "SupportsEagle3")
 
@@ -150,14 +172,7 @@ class AnchoredCodemod(Codemod, ABC):
         Raises:
             AnchorNotFoundError: No such import, more than one, or ``name`` is there already.
         """
-        wanted = _imports(beside)
-        found = [
-            part
-            for line in module.body
-            if isinstance(line, cst.SimpleStatementLine)
-            for part in line.body
-            if m.matches(part, wanted)
-        ]
+        found = _imports_of(module, beside)
         anchor = f"import of {beside} without {name}"
         statement = cst.ensure_type(self.only(found, anchor, "the module"), cst.ImportFrom)
         names = statement.names
@@ -246,19 +261,35 @@ class _UnindentBlankLines(cst.CSTTransformer):
 
 
 class _ApplyEdits(cst.CSTTransformer):
-    def __init__(self, edits: dict[cst.CSTNode, list[Callable[..., object]]]) -> None:
+    def __init__(
+        self, edits: dict[cst.CSTNode, list[Callable[..., object]]], closed: set[cst.CSTNode]
+    ) -> None:
         super().__init__()
         self._edits = edits
+        self._closed = closed
+        self.applied: set[cst.CSTNode] = set()
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return node not in self._closed
 
     def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
         for edit in self._edits.get(original_node, ()):
             updated_node = edit(updated_node)
+            self.applied.add(original_node)
         return updated_node
 
 
-def _imports(name: str) -> m.ImportFrom:
+def _imports_of(module: cst.Module, name: str) -> list[cst.CSTNode]:
+    """The ``from ... import`` statements at module level that import a name."""
     alias = m.ImportAlias(name=m.Name(name))
-    return m.ImportFrom(names=[m.ZeroOrMore(), alias, m.ZeroOrMore()])
+    wanted = m.ImportFrom(names=[m.ZeroOrMore(), alias, m.ZeroOrMore()])
+    return [
+        part
+        for line in module.body
+        if isinstance(line, cst.SimpleStatementLine)
+        for part in line.body
+        if m.matches(part, wanted)
+    ]
 
 
 def self_attribute(name: str) -> m.Attribute:

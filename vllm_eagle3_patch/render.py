@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,8 +34,8 @@ _SHORT = {
 
 _CLOSING = {
     ("check", 0): "EAGLE-3 is ready for the models above.",
-    ("check", 1): "EAGLE-3 is not in place yet: `vllm-eagle3-patch apply` would make it work.",
-    ("apply", 0): "Done.",
+    ("check", 1): "EAGLE-3 is not in place yet. To make it work: vllm-eagle3-patch apply{where}",
+    ("apply", 0): "Done. To undo it: vllm-eagle3-patch revert{where}",
     ("apply", 1): "Nothing was written. The same command without --dry-run or --diff applies this.",
     ("revert", 0): "Every file is as it was before.",
     ("revert", 1): "Nothing was written. The same command without --dry-run reverts these.",
@@ -191,7 +192,17 @@ def _report_blocks(report: Report) -> Iterator[Block]:
 def _closing(report: Report) -> str | None:
     if report.command == "apply" and report.exit_code == 0 and not report.changed:
         return "Nothing to do: EAGLE-3 is in place already."
-    return _CLOSING.get((report.command, report.exit_code))
+    closing = _CLOSING.get((report.command, report.exit_code))
+    return None if closing is None else closing.format(where=_where(report))
+
+
+def _where(report: Report) -> str:
+    """The option that names this installation again, if the user gave one."""
+    installation = report.installation
+    if installation is None or not installation.chosen_by.startswith("--"):
+        return ""
+    named = installation.python if installation.chosen_by == "--python" else installation.root
+    return f" {installation.chosen_by} {shlex.quote(printable(named))}"
 
 
 def _installation_blocks(report: Report) -> Iterator[Block]:

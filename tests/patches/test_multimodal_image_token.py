@@ -99,23 +99,27 @@ class TestBeforeAndAfter(CodemodTest):
     def test_two_branches(self) -> None:
         self.assertCodemod(
             """
-            if self.get_model_name(target_model) == "SomeVL":
-                self.model.config.image_token_index = target_model.config.image_token_id
-            else:
-                self.model.config.image_token_index = (
-                    target_model.config.image_token_index
-                )
+            class Proposer:
+                def load_model(self, target_model):
+                    if self.get_model_name(target_model) == "SomeVL":
+                        self.model.config.image_token_index = target_model.config.image_token_id
+                    else:
+                        self.model.config.image_token_index = (
+                            target_model.config.image_token_index
+                        )
             """,
             """
-            if self.get_model_name(target_model) == "SomeVL":
-                self.model.config.image_token_index = target_model.config.image_token_id
-            # vllm-eagle3-patch: multimodal-image-token
-            elif self.get_model_name(target_model) == "KimiK25ForConditionalGeneration":
-                self.model.config.image_token_index = target_model.config.media_placeholder_token_id
-            else:
-                self.model.config.image_token_index = (
-                    target_model.config.image_token_index
-                )
+            class Proposer:
+                def load_model(self, target_model):
+                    if self.get_model_name(target_model) == "SomeVL":
+                        self.model.config.image_token_index = target_model.config.image_token_id
+                    # vllm-eagle3-patch: multimodal-image-token
+                    elif self.get_model_name(target_model) == "KimiK25ForConditionalGeneration":
+                        self.model.config.image_token_index = target_model.config.media_placeholder_token_id
+                    else:
+                        self.model.config.image_token_index = (
+                            target_model.config.image_token_index
+                        )
             """,
         )
 
