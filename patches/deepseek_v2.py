@@ -180,7 +180,7 @@ class DeepseekV2(Patch):
         """The one file, in every release."""
         return (PATH,) if sources.exists(PATH) else ()
 
-    def codemod(self) -> type[AnchoredCodemod]:
+    def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`DeepseekV2Codemod`."""
         return DeepseekV2Codemod
 
@@ -189,6 +189,7 @@ class DeepseekV2(Patch):
         module: ast.Module,
         models: Sequence[FamilyModel] = FAMILY,
         *,
+        path: str = "",
         protocol: bool = True,
     ) -> bool:
         """Both classes play their part: vLLM's own way since 0.18.0 counts too."""

@@ -120,7 +120,7 @@ class Eagle3Allowlist(Patch):
         """The speculative config, if it limits EAGLE-3 to certain models."""
         return tuple(path for path in PATHS if REFUSAL in (sources.read(path) or b""))
 
-    def codemod(self) -> type[AnchoredCodemod]:
+    def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`AllowlistCodemod`."""
         return AllowlistCodemod
 
@@ -129,6 +129,7 @@ class Eagle3Allowlist(Patch):
         module: ast.Module,
         models: Sequence[FamilyModel] = FAMILY,
         *,
+        path: str = "",
         protocol: bool = True,
     ) -> bool:
         """Every text model type contains a string of the list."""

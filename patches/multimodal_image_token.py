@@ -99,7 +99,7 @@ class MultimodalImageToken(Patch):
         """The proposer's file, where it handles multimodal targets."""
         return tuple(path for path in PATHS if b"image_token_index" in (sources.read(path) or b""))
 
-    def codemod(self) -> type[AnchoredCodemod]:
+    def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`ImageTokenCodemod`."""
         return ImageTokenCodemod
 
@@ -108,6 +108,7 @@ class MultimodalImageToken(Patch):
         module: ast.Module,
         models: Sequence[FamilyModel] = FAMILY,
         *,
+        path: str = "",
         protocol: bool = True,
     ) -> bool:
         """Every wrapper has a branch of its own."""

@@ -34,6 +34,8 @@ class Patch(ABC):
         title: One line on what it does.
         upstream: Where vLLM itself made this change, or why it never did.
         harden: Whether it changes models that already start: applied with ``--harden`` only.
+        companion: Whether it goes along wherever ``deepseek-v2`` is applied, so that what that
+            patch makes ready also works well; elsewhere it is applied with ``--harden`` only.
         needs_file: Whether a model that needs it cannot be ready without one of its files.
     """
 
@@ -41,6 +43,7 @@ class Patch(ABC):
     title: ClassVar[str]
     upstream: ClassVar[str]
     harden: ClassVar[bool] = False
+    companion: ClassVar[bool] = False
     needs_file: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -58,6 +61,7 @@ class Patch(ABC):
         module: ast.Module,
         models: Sequence[FamilyModel] = FAMILY,
         *,
+        path: str = "",
         protocol: bool = True,
     ) -> bool:
         """The postcondition, read from a parsed file, whoever wrote it.
@@ -65,12 +69,13 @@ class Patch(ABC):
         Args:
             module: One of :meth:`paths`, parsed.
             models: The models it has to hold for.
+            path: Which one, for a patch that changes several files.
             protocol: Whether this vLLM has the protocol ``SupportsEagle3``.
         """
 
     @abstractmethod
-    def codemod(self) -> type[AnchoredCodemod]:
-        """The codemod that makes the postcondition hold."""
+    def codemod(self, path: str = "") -> type[AnchoredCodemod]:
+        """The codemod that makes the postcondition hold in one of :meth:`paths`."""
 
     def missing(self, sources: Sources, model: FamilyModel) -> bool:
         """Whether a model lacks this patch in an installation."""
@@ -79,7 +84,8 @@ class Patch(ABC):
         if not paths and self.needs_file:
             return True
         return not all(
-            self.holds(sources.module(path), (model,), protocol=protocol) for path in paths
+            self.holds(sources.module(path), (model,), path=path, protocol=protocol)
+            for path in paths
         )
 
     def apply(
@@ -103,15 +109,15 @@ class Patch(ABC):
             UnsupportedError: The file is not Python, or LibCST cannot reproduce it exactly.
             VerificationError: The result does not satisfy the postcondition.
         """
-        if self.holds(parse(content, path), models, protocol=protocol):
+        if self.holds(parse(content, path), models, path=path, protocol=protocol):
             return content
         from libcst.codemod import CodemodContext
 
         tree = _tree(content, path)
-        codemod = self.codemod()(CodemodContext(filename=path), models, protocol)
+        codemod = self.codemod(path)(CodemodContext(filename=path), models, protocol)
         # transform_module would clone the tree for metadata, which no codemod here asks for.
         changed = codemod.transform_module_impl(tree).bytes
-        if not self.holds(parse(changed, path), models, protocol=protocol):
+        if not self.holds(parse(changed, path), models, path=path, protocol=protocol):
             raise VerificationError(
                 f"{path}: patch {self.name} was applied but its postcondition does not hold",
                 "nothing was written; please report this with the vLLM version",

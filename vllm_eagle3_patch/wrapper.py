@@ -102,7 +102,7 @@ class WrapperPatch(Patch):
         """The wrapper's file, where the release ships it."""
         return (self.path,) if sources.exists(self.path) else ()
 
-    def codemod(self) -> type[AnchoredCodemod]:
+    def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """The wrapper's codemod."""
         return self.kind
 
@@ -111,6 +111,7 @@ class WrapperPatch(Patch):
         module: ast.Module,
         models: Sequence[FamilyModel] = FAMILY,
         *,
+        path: str = "",
         protocol: bool = True,
     ) -> bool:
         """The class implements the interface, and the proposer finds what it shares."""
