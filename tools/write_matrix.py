@@ -17,7 +17,7 @@ from tools.fetch_release import fetch, releases
 from vllm_eagle3_patch.facts import ModelFacts
 from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.matrix import RELEASES, SUPPORT
-from vllm_eagle3_patch.patch import Patch, all_patches, has_protocol, selected
+from vllm_eagle3_patch.patch import Patch, all_patches, chosen_patches, has_protocol
 from vllm_eagle3_patch.sources import Sources, sha256
 from vllm_eagle3_patch.survey import EVIDENCE, survey
 
@@ -41,7 +41,8 @@ def describe(name: str, root: Path) -> dict[str, Any]:
     """
     sources = Sources(root)
     before = survey(sources)
-    patched = apply_default_set(sources, before)
+    patched = apply_set(sources, before)
+    hardened = apply_set(sources, before, harden=True)
     after = {facts.architecture: facts for facts in survey(sources.with_overlay(patched.contents))}
     (metadata,) = root.glob("*.dist-info/METADATA")
     (record,) = root.glob("*.dist-info/RECORD")
@@ -56,14 +57,7 @@ def describe(name: str, root: Path) -> dict[str, Any]:
         "requires_python": BytesHeaderParser().parsebytes(metadata.read_bytes())["Requires-Python"],
         "record_sha256": sha256(record.read_bytes()),
         "models": models,
-        "files": {
-            path: {
-                "original": sources.digest(path),
-                "patched": sha256(patched.contents.get(path) or sources.read(path) or b""),
-                "patches": patched.patches.get(path, []),
-            }
-            for path in concerned
-        },
+        "files": {path: _file(path, sources, patched, hardened) for path in concerned},
         "evidence": {
             path: sources.digest(path)
             for path in EVIDENCE
@@ -72,15 +66,27 @@ def describe(name: str, root: Path) -> dict[str, Any]:
     }
 
 
-def apply_default_set(sources: Sources, before: tuple[ModelFacts, ...]) -> Patched:
-    """Apply what makes a model ready that is not, and nothing else."""
+def _file(path: str, sources: Sources, patched: Patched, hardened: Patched) -> dict[str, Any]:
+    content = sources.read(path) or b""
+    described: dict[str, Any] = {
+        "original": sha256(content),
+        "patched": sha256(patched.contents.get(path, content)),
+        "patches": patched.patches.get(path, []),
+    }
+    digest = sha256(hardened.contents.get(path, content))
+    if digest != described["patched"]:
+        described["hardened"] = digest
+    return described
+
+
+def apply_set(sources: Sources, before: tuple[ModelFacts, ...], *, harden: bool = False) -> Patched:
+    """Apply the default set of patches, or with ``--harden``."""
     shipped = {facts.architecture for facts in before}
     models = tuple(model for model in FAMILY if model.architecture in shipped)
     lacking = {name for facts in before if facts.reason is None for name in facts.missing}
     patched = Patched({}, {})
-    for patch in selected(all_patches()):
-        if patch.name in lacking:
-            _apply(patch, sources, models, patched)
+    for patch in chosen_patches(lacking, harden=harden):
+        _apply(patch, sources, models, patched)
     return patched
 
 

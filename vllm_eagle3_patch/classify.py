@@ -144,7 +144,7 @@ def identify(
         entry = entries.get(path)
         if entry is not None and digest == entry.written:
             return entry.original == pin.original
-        known = (pin.original, pin.patched)
+        known = (pin.original, pin.patched, pin.hardened)
         return digest in known or installation.record.get(path) in known
 
     for release in matrix.releases(first=matrix.base_version(installation.version)):
@@ -176,7 +176,7 @@ def _status(
     if entry is not None and digest == entry.written:
         return FileStatus(path, "patched", digest, entry.patches, known=True, entry=entry)
     stale = entry is not None
-    if pin is not None and digest in (pin.original, pin.patched):
+    if pin is not None and digest in (pin.original, pin.patched, pin.hardened):
         state = "pristine" if digest == pin.original else "patched"
         return FileStatus(path, state, digest, pin.patches, known=True, stale=stale)
     markers = tuple(
@@ -231,8 +231,8 @@ def _problems(assessment: Assessment) -> Iterable[Problem]:
     if stale and not any(status.state == "modified" for status in assessment.files):
         yield Problem(
             "stale-state",
-            f"vLLM was reinstalled or upgraded after apply: {', '.join(sorted(stale))}",
-            "run apply to start afresh, or revert to drop what is kept of the old files",
+            f"not as apply left it, but as installed: {', '.join(sorted(stale))}",
+            "vLLM was reinstalled, upgraded or restored: apply starts afresh, revert tidies up",
         )
     yield from _file_problems(assessment)
 
@@ -247,7 +247,7 @@ def _file_problems(assessment: Assessment) -> Iterable[Problem]:
             yield Problem(
                 "modified",
                 f"{status.path} was changed by someone else",
-                "reinstall vLLM, or use --force to go on (a copy of the file is kept)",
+                "apply and revert leave it alone unless you say --force (then a copy is kept)",
             )
         elif status.state == "patched" and status.entry is None:
             yield Problem(

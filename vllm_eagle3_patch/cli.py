@@ -14,7 +14,7 @@ from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.errors import PatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from vllm_eagle3_patch.commands import Where
     from vllm_eagle3_patch.plan import Options
@@ -23,10 +23,32 @@ if TYPE_CHECKING:
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
 
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-@click.group(context_settings={**_HELP, "auto_envvar_prefix": "VLLM_EAGLE3_PATCH"})
+class _Program(click.Group):
+    """The group of commands; wrong usage with ``--json`` prints its JSON document too."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **named: Any) -> Any:
+        given = sys.argv[1:] if args is None else list(args)
+        if "--json" in given:
+            named["standalone_mode"] = False
+            try:
+                super().main(given, *more, **named)
+            except click.UsageError as error:
+                _usage_document(error)
+                error.show()
+                sys.exit(error.exit_code)
+            except click.exceptions.Exit as end:
+                sys.exit(end.exit_code)
+            sys.exit(0)
+        return super().main(given, *more, **named)
+
+
+@click.group(
+    cls=_Program,
+    context_settings={**_HELP, "auto_envvar_prefix": "VLLM_EAGLE3_PATCH"},
+)
 @click.version_option(__version__, prog_name="vllm-eagle3-patch")
 def cli() -> None:
     """Make EAGLE-3 work for the DeepSeek-V2 family on the vLLM that is already installed.
@@ -47,7 +69,7 @@ def _options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
 
 _folder = click.Path(path_type=Path)
 _output = _options(
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+    click.option("--json", is_flag=True, help="Print one JSON document."),
     click.option("--debug", is_flag=True, help="Show a traceback with an error."),
 )
 _where = _options(
@@ -84,13 +106,12 @@ _selection = _options(
 @_selection
 @click.option(
     "--model",
-    "models",
     multiple=True,
     metavar="NAME",
     help="Decide by this architecture or model type only (repeatable).",
 )
 @_output
-def check(as_json: bool, debug: bool, **given: Any) -> NoReturn:
+def check(json: bool, debug: bool, **given: Any) -> NoReturn:
     """Say whether EAGLE-3 works here for each model, and what is missing.
 
     \b
@@ -103,17 +124,17 @@ def check(as_json: bool, debug: bool, **given: Any) -> NoReturn:
 
         return commands.check(_given_where(given), _given_options(given))
 
-    _run(run, as_json=as_json, debug=debug, command="check")
+    _run(run, as_json=json, debug=debug, command="check")
 
 
 @cli.command()
 @_where
 @_selection
 @click.option("--dry-run", is_flag=True, help="Plan only; write nothing.")
-@click.option("--diff", "show_diff", is_flag=True, help="Plan only; show the unified diff.")
+@click.option("--diff", is_flag=True, help="Plan only; show the unified diff.")
 @click.option("--force", is_flag=True, help="Also patch a file that someone else changed.")
 @_output
-def apply(as_json: bool, debug: bool, dry_run: bool, show_diff: bool, **given: Any) -> NoReturn:
+def apply(json: bool, debug: bool, dry_run: bool, diff: bool, **given: Any) -> NoReturn:
     """Make EAGLE-3 work: change all files or none, keep the originals, check the result.
 
     \b
@@ -126,9 +147,9 @@ def apply(as_json: bool, debug: bool, dry_run: bool, show_diff: bool, **given: A
         from vllm_eagle3_patch import commands
 
         where, options = _given_where(given), _given_options(given)
-        return commands.apply(where, options, dry_run=dry_run, show_diff=show_diff)
+        return commands.apply(where, options, dry_run=dry_run, show_diff=diff)
 
-    _run(run, as_json=as_json, debug=debug, command="apply")
+    _run(run, as_json=json, debug=debug, command="apply")
 
 
 @cli.command()
@@ -136,7 +157,7 @@ def apply(as_json: bool, debug: bool, dry_run: bool, show_diff: bool, **given: A
 @click.option("--dry-run", is_flag=True, help="Say what would be put back; write nothing.")
 @click.option("--force", is_flag=True, help="Also put back a file that was edited since.")
 @_output
-def revert(as_json: bool, debug: bool, dry_run: bool, force: bool, **given: Any) -> NoReturn:
+def revert(json: bool, debug: bool, dry_run: bool, force: bool, **given: Any) -> NoReturn:
     """Put every original file back, byte for byte, with its mode, owner, times and link."""
 
     def run() -> Report:
@@ -144,14 +165,14 @@ def revert(as_json: bool, debug: bool, dry_run: bool, force: bool, **given: Any)
 
         return commands.revert(_given_where(given), force=force, dry_run=dry_run)
 
-    _run(run, as_json=as_json, debug=debug, command="revert")
+    _run(run, as_json=json, debug=debug, command="revert")
 
 
-@cli.command()
+@cli.command("diff")
 @_where
 @_selection
 @_output
-def diff(as_json: bool, debug: bool, **given: Any) -> NoReturn:
+def show_diff(json: bool, debug: bool, **given: Any) -> NoReturn:
     """Show the unified diff that apply would make, or has made; for `patch -p1`.
 
     Exit code: 0 no difference, 1 a difference, above 1 as for check.
@@ -162,27 +183,26 @@ def diff(as_json: bool, debug: bool, **given: Any) -> NoReturn:
 
         return commands.diff(_given_where(given), _given_options(given))
 
-    _run(run, as_json=as_json, debug=debug, command="diff")
+    _run(run, as_json=json, debug=debug, command="diff")
 
 
 @cli.command()
-@click.option("--release", "name", metavar="VERSION", help="One release, with its pins.")
+@click.option("--release", metavar="VERSION", help="One release, with its pins.")
 @_output
-def matrix(as_json: bool, debug: bool, name: str | None) -> None:
+def matrix(json: bool, debug: bool, release: str | None) -> None:
     """Show the compatibility matrix: a row a release, a column a model."""
     del debug
     from vllm_eagle3_patch import matrix as pins
     from vllm_eagle3_patch import render
 
-    release = pins.load(name) if name else None
-    if name and release is None:
-        raise click.BadParameter(f"no release {name} in the matrix", param_hint="--release")
-    chosen = [release] if release else [pins.load(n) for n in pins.names()]
-    releases = [r for r in chosen if r is not None]
-    if as_json:
+    one = pins.load(release) if release else None
+    if release and one is None:
+        raise click.BadParameter(f"no release {release} in the matrix", param_hint="--release")
+    releases = [one] if one else list(pins.oldest_first())
+    if json:
         render.print_json(pins.document(releases))
-    elif release is not None:
-        render.print_release(release)
+    elif one is not None:
+        render.print_release(one)
     else:
         render.print_matrix(releases)
 
@@ -200,17 +220,20 @@ def _given_where(given: dict[str, Any]) -> Where:
 
 
 def _given_options(given: dict[str, Any]) -> Options:
-    from vllm_eagle3_patch.family import select_models
+    from vllm_eagle3_patch.family import FAMILY, select_models
     from vllm_eagle3_patch.plan import Options
 
     try:
-        select_models(given.get("models", ()))
+        select_models(given.get("model", ()))
     except KeyError as error:
-        message = f"no model of the family is called {error.args[0]}"
+        called = (name for model in FAMILY for name in (model.architecture, *model.model_types))
+        known = ", ".join(dict.fromkeys(called))
+        message = f"no model of the family is called {error.args[0]}; there are {known}"
         raise click.BadParameter(message, param_hint="--model") from error
     _known_patches(*given["only"], *given["skip"])
-    names = ("unpinned", "interface_only", "harden", "only", "skip", "models", "force")
-    return Options(**{name: given[name] for name in names if name in given})
+    names = ("unpinned", "interface_only", "harden", "only", "skip", "force")
+    chosen = {name: given[name] for name in names if name in given}
+    return Options(models=given.get("model", ()), **chosen)
 
 
 def _known_patches(*names: str) -> None:
@@ -262,4 +285,17 @@ def _error_document(error: PatchError, command: str) -> dict[str, Any]:
     from vllm_eagle3_patch.classify import Problem
     from vllm_eagle3_patch.report import Report
 
-    return Report(command, error.exit_code, problems=(Problem.of(error),)).document()
+    problems = (Problem.of(error),)
+    report = Report(command, error.exit_code, installation=error.installation, problems=problems)
+    return report.document()
+
+
+def _usage_document(error: click.UsageError) -> None:
+    from vllm_eagle3_patch import render
+    from vllm_eagle3_patch.classify import Problem
+    from vllm_eagle3_patch.report import Report
+
+    command = (error.ctx.info_name if error.ctx else None) or "vllm-eagle3-patch"
+    hint = f"see vllm-eagle3-patch {command} --help" if error.ctx else "see --help"
+    problem = Problem("usage", render.printable(error.format_message()), hint)
+    render.print_json(Report(command, error.exit_code, problems=(problem,)).document())

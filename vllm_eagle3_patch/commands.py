@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,9 @@ from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.classify import Assessment, Problem, classify
 from vllm_eagle3_patch.errors import (
     InterruptedRunError,
+    ModifiedFileError,
     NotWritableError,
+    PatchError,
     UnsupportedError,
     VerificationError,
 )
@@ -20,7 +23,7 @@ from vllm_eagle3_patch.report import Report
 from vllm_eagle3_patch.traces import has_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from vllm_eagle3_patch.transaction import KeptAside
@@ -43,37 +46,55 @@ class Where:
 def check(where: Where, options: Options) -> Report:
     """Say whether EAGLE-3 works for each model, and if not, what is missing. Never writes."""
     installation = where.find()
-    in_the_way = _in_the_way(installation.root)
-    if in_the_way is not None:
+    with _about(installation):
+        in_the_way = _in_the_way(installation.root)
         assessment = classify(installation)
+        if in_the_way is None:
+            return _report("check", assessment, plan(assessment, options, contents=False))
         problems = (Problem.of(in_the_way), *assessment.problems)
         code = in_the_way.exit_code
         return Report("check", code, "interrupted", installation, assessment, problems)
-    assessment = classify(installation)
-    decided = plan(assessment, options, contents=False)
-    return _report("check", assessment, decided)
 
 
 def apply(
     where: Where, options: Options, *, dry_run: bool = False, show_diff: bool = False
 ) -> Report:
-    """Make EAGLE-3 work: plan, commit all files or none, check the result from disk."""
+    """Make EAGLE-3 work: plan, commit all files or none, check the result from disk.
+
+    Args:
+        where: Which vLLM.
+        options: What is selected.
+        dry_run: Plan only.
+        show_diff: Plan only, and show the unified diff.
+    """
     installation = where.find(writing=True)
-    notes = _recover(installation.root, dry_run=dry_run)
+    with _about(installation):
+        notes = _recover(installation.root, dry_run=dry_run or show_diff)
+        if dry_run or show_diff:
+            assessment = classify(installation)
+            decided = plan(assessment, options)
+            diff = _plan_diff(decided) if show_diff else None
+            return _report(
+                "apply",
+                assessment,
+                decided,
+                notes=notes,
+                changed=_paths(decided),
+                diff=diff,
+                dry_run=True,
+            )
+        try:
+            return _apply(installation, options, notes)
+        except ModifiedFileError:
+            # Another run was quicker, or a file really changed: look again, once.
+            return _apply(installation, options, notes)
+
+
+def _apply(installation: Installation, options: Options, notes: tuple[str, ...]) -> Report:
     assessment = classify(installation)
     decided = plan(assessment, options)
-    diff = _plan_diff(decided) if show_diff else None
-    changed = tuple(change.path for change in decided.changes)
-    if not changed or dry_run or show_diff:
-        return _report(
-            "apply",
-            assessment,
-            decided,
-            changed=changed,
-            diff=diff,
-            notes=notes,
-            dry_run=dry_run or show_diff,
-        )
+    if not decided.changes:
+        return _report("apply", assessment, decided, notes=notes, changed=())
     from vllm_eagle3_patch import transaction
 
     release = assessment.release
@@ -82,23 +103,36 @@ def apply(
         decided.changes,
         tool_version=__version__,
         vllm_version=installation.version or "",
-        stale=tuple(status.path for status in assessment.files if status.stale),
         release=release.name if release else None,
         check=lambda: _check_from_disk(installation, options),
+        stale=tuple(status.path for status in assessment.files if status.stale),
     )
     after = classify(installation)
-    notes += _kept(result.kept_aside)
-    notes += _restart(installation.root)
-    decided = plan(after, options, contents=False)
-    return _report("apply", after, decided, changed=changed, notes=notes)
+    notes += _kept(result.kept_aside) + _restart(installation.root)
+    return _report(
+        "apply", after, plan(after, options, contents=False), notes=notes, changed=_paths(decided)
+    )
 
 
 def revert(where: Where, *, force: bool = False, dry_run: bool = False) -> Report:
-    """Put every original file back, byte for byte."""
+    """Put every original file back, byte for byte.
+
+    Args:
+        where: Which vLLM.
+        force: Also put back a file of ours that was edited since; the edit is kept aside.
+        dry_run: Only say what would be put back.
+    """
+    installation = where.find(writing=True)
+    with _about(installation):
+        notes = _recover(installation.root, dry_run=dry_run)
+        return _revert(installation, notes, force=force, dry_run=dry_run)
+
+
+def _revert(
+    installation: Installation, notes: tuple[str, ...], *, force: bool, dry_run: bool
+) -> Report:
     from vllm_eagle3_patch import transaction
 
-    installation = where.find(writing=True)
-    notes = _recover(installation.root, dry_run=dry_run)
     assessment = classify(installation)
     if any(problem.code in CORRUPT for problem in assessment.problems):
         from vllm_eagle3_patch.state import read_manifest
@@ -139,27 +173,42 @@ def revert(where: Where, *, force: bool = False, dry_run: bool = False) -> Repor
 def diff(where: Where, options: Options) -> Report:
     """The unified diff that apply would make, or has made. Never writes."""
     installation = where.find()
-    in_the_way = _in_the_way(installation.root)
-    if in_the_way is not None:
-        raise in_the_way
-    assessment = classify(installation)
-    decided = plan(assessment, options)
-    if decided.exit_code > 1:
-        return _report("diff", assessment, decided)
-    after = {change.path: change.after for change in decided.changes}
-    originals = assessment.originals
-    text = "".join(
-        unified_diff(
-            status.path,
-            originals.read(status.path) or b"",
-            after.get(status.path) or assessment.sources.read(status.path) or b"",
+    with _about(installation):
+        in_the_way = _in_the_way(installation.root)
+        if in_the_way is not None:
+            raise in_the_way
+        assessment = classify(installation)
+        decided = plan(assessment, options)
+        if decided.exit_code > 1:
+            return _report("diff", assessment, decided)
+        after = {change.path: change.after for change in decided.changes}
+        originals = assessment.originals
+        text = "".join(
+            unified_diff(
+                status.path,
+                originals.read(status.path) or b"",
+                after.get(status.path) or assessment.sources.read(status.path) or b"",
+            )
+            for status in assessment.files
         )
-        for status in assessment.files
-    )
-    code = 1 if text else 0
-    return Report(
-        "diff", code, decided.state, installation, assessment, assessment.problems, diff=text
-    )
+        code = 1 if text else 0
+        return Report(
+            "diff", code, decided.state, installation, assessment, assessment.problems, diff=text
+        )
+
+
+@contextmanager
+def _about(installation: Installation) -> Iterator[None]:
+    """Let an error say which vLLM it is about."""
+    try:
+        yield
+    except PatchError as error:
+        error.installation = installation
+        raise
+
+
+def _paths(decided: Plan) -> tuple[str, ...]:
+    return tuple(change.path for change in decided.changes)
 
 
 def _in_the_way(root: Path) -> InterruptedRunError | NotWritableError | None:
@@ -222,7 +271,10 @@ def _known_originals(assessment: Assessment) -> set[str]:
 
 
 def _kept(kept_aside: Sequence[KeptAside]) -> tuple[str, ...]:
-    return tuple(f"a copy of the edited {kept.path} is kept: {kept.copy}" for kept in kept_aside)
+    return tuple(
+        f"a copy of the edited {kept.path} is in {kept.copy}; delete it when you do not need it"
+        for kept in kept_aside
+    )
 
 
 def _restart(root: Path) -> tuple[str, ...]:
@@ -251,5 +303,6 @@ def _report(command: str, assessment: Assessment, decided: Plan, **more: object)
         assessment.installation,
         assessment,
         problems,
+        candidates=decided.candidates,
         **more,  # type: ignore[arg-type]
     )

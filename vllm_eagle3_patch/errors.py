@@ -1,6 +1,11 @@
 """The errors a user can meet: each says what is wrong, what to do, and its exit code."""
 
-from typing import ClassVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from vllm_eagle3_patch.find import Installation
 
 
 class PatchError(Exception):
@@ -20,6 +25,8 @@ class PatchError(Exception):
         self.message = message
         self.hint = hint
         self.code = code or self.default_code
+        self.installation: Installation | None = None
+        """The vLLM that it is about, once one was found."""
 
 
 class VllmNotFoundError(PatchError):

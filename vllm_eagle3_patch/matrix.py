@@ -34,10 +34,18 @@ engine cannot run the combination; nothing can be done."""
 
 @dataclass(frozen=True)
 class FilePin:
-    """One file of a release: sha256 as published and with the default set of patches in it."""
+    """One file of a release: its sha256, and the patches of the default set in it.
+
+    Attributes:
+        original: As published.
+        patched: After the default set of patches.
+        hardened: After the default set and ``--harden``.
+        patches: Those of the default set.
+    """
 
     original: str
     patched: str
+    hardened: str
     patches: tuple[str, ...]
 
 
@@ -101,11 +109,12 @@ def releases(first: str | None = None) -> Iterator[Release]:
     likely = load(first) if first else None
     if likely is not None:
         yield likely
-    for name in reversed(names()):
-        if likely is None or name != likely.name:
-            release = load(name)
-            assert release is not None
-            yield release
+    yield from (release for release in reversed(oldest_first()) if release is not likely)
+
+
+def oldest_first() -> tuple[Release, ...]:
+    """Every release, in order."""
+    return tuple(release for name in names() if (release := load(name)) is not None)
 
 
 def base_version(version: str | None) -> str | None:
@@ -121,7 +130,12 @@ def _release(data: dict[str, Any]) -> Release:
         requires_python=data["requires_python"],
         record_sha256=data["record_sha256"],
         files={
-            path: FilePin(pin["original"], pin["patched"], tuple(pin["patches"]))
+            path: FilePin(
+                pin["original"],
+                pin["patched"],
+                pin.get("hardened", pin["patched"]),
+                tuple(pin["patches"]),
+            )
             for path, pin in data["files"].items()
         },
         evidence=data["evidence"],
@@ -170,6 +184,7 @@ def document(chosen: Sequence[Release]) -> dict[str, Any]:
                     path: {
                         "original": pin.original,
                         "patched": pin.patched,
+                        "hardened": pin.hardened,
                         "patches": list(pin.patches),
                     }
                     for path, pin in release.files.items()

@@ -173,16 +173,35 @@ def all_patches() -> tuple[Patch, ...]:
     return tuple(sorted((kind() for kind in _REGISTERED), key=lambda patch: patch.name))
 
 
-def selected(
-    patches: Collection[Patch],
+ANCHOR_OF_COMPANIONS = "deepseek-v2"
+
+
+def chosen_patches(
+    lacking: Collection[str],
     *,
     harden: bool = False,
     only: Collection[str] = (),
     skip: Collection[str] = (),
+    in_place: Collection[str] = (),
 ) -> tuple[Patch, ...]:
-    """The patches a run may apply: the default set, changed by the options of that name."""
-    return tuple(
-        patch
-        for patch in patches
-        if patch.name not in skip and (patch.name in only if only else harden or not patch.harden)
-    )
+    """The patches that an installation gets, in the order in which they are applied.
+
+    Args:
+        lacking: What the models in question lack to be ready.
+        harden: Whether patches that change models that already start are wanted too.
+        only: The names chosen by the user; others are left out.
+        skip: The names that the user does not want.
+        in_place: What we put there earlier: it stays, whatever is chosen now.
+    """
+
+    def wanted(patch: Patch) -> bool:
+        if patch.name in skip or (only and patch.name not in only):
+            return False
+        if patch.harden:
+            return harden or patch.name in only
+        if patch.companion:
+            beside = ANCHOR_OF_COMPANIONS in lacking or ANCHOR_OF_COMPANIONS in in_place
+            return beside or harden or patch.name in only
+        return patch.name in lacking
+
+    return tuple(p for p in all_patches() if p.name in in_place or wanted(p))

@@ -16,9 +16,10 @@ from vllm_eagle3_patch.sources import sha256
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from vllm_eagle3_patch.classify import Assessment
+    from vllm_eagle3_patch.classify import Assessment, FileStatus
     from vllm_eagle3_patch.facts import ModelFacts
     from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.patch import Patch
     from vllm_eagle3_patch.sources import Sources
     from vllm_eagle3_patch.transaction import Change
 
@@ -151,10 +152,24 @@ def _ready(
         return None
     if options.harden or any(name in options.only for name in _harden_names(options)):
         return None
-    manifest = assessment.manifest
-    if manifest is not None and manifest.tool != __version__:
+    if _outdated(assessment, options):
         return None
     return READY, ()
+
+
+def _outdated(assessment: Assessment, options: Options) -> bool:
+    """Whether what we wrote is not what this version would write for the default set."""
+    manifest, release = assessment.manifest, assessment.release
+    if manifest is None or any(s.state in ("modified", "missing") for s in assessment.files):
+        return False
+    if manifest.tool != __version__:
+        return True
+    if release is None or not options.default_set:
+        return False
+    return not all(
+        status.digest in (release.files[status.path].patched, release.files[status.path].hardened)
+        for status in assessment.files
+    )
 
 
 def _harden_names(options: Options) -> set[str]:
@@ -207,6 +222,14 @@ def _not_ours(assessment: Assessment, options: Options) -> Blocked | None:
     return None
 
 
+def _concerns(assessment: Assessment, options: Options, status: FileStatus) -> bool:
+    """Whether a patch that the user selected changes a file."""
+    patches = assessment.release.files[status.path].patches if assessment.release else ()
+    return not patches or any(
+        name not in options.skip and (not options.only or name in options.only) for name in patches
+    )
+
+
 def _unpinned(assessment: Assessment, options: Options) -> Blocked | None:
     """A file's content is not in the matrix, and the user did not allow that."""
     unknown = [s.path for s in assessment.files if not s.known and s.state == "pristine"]
@@ -231,17 +254,14 @@ def compose(
     Raises:
         UnsupportedError: The result is not what the matrix pins.
     """
-    from vllm_eagle3_patch.patch import all_patches, has_protocol
+    from vllm_eagle3_patch.patch import has_protocol
 
     base = _base(assessment, options)
-    needed = _needed(assessment, options, candidates, base)
     models = _models(assessment)
     protocol = has_protocol(base)
     composed: dict[str, Composed] = {}
     problems: list[Problem] = []
-    for patch in all_patches():
-        if patch.name not in needed:
-            continue
+    for patch in _needed(assessment, options, candidates, base):
         for path in patch.paths(base):
             so_far = composed.get(path) or Composed(base.read(path) or b"", ())
             try:
@@ -253,8 +273,8 @@ def compose(
                 composed[path] = Composed(after, (*so_far.patches, patch.name))
     if problems:
         raise _AnchorsError(tuple(problems))
-    if options.default_set and not options.models:
-        _as_pinned(assessment, composed)
+    if not (options.only or options.skip or options.models):
+        _as_pinned(assessment, composed, hardened=options.harden)
     return composed
 
 
@@ -273,9 +293,9 @@ def _base(assessment: Assessment, options: Options) -> Sources:
 
 def _needed(
     assessment: Assessment, options: Options, candidates: Sequence[ModelFacts], base: Sources
-) -> set[str]:
+) -> tuple[Patch, ...]:
     """What a model in question lacks and is selected, and what is in place already."""
-    from vllm_eagle3_patch.patch import all_patches, selected
+    from vllm_eagle3_patch.patch import chosen_patches
 
     names = {facts.architecture for facts in candidates}
     facts_before = candidates
@@ -283,10 +303,13 @@ def _needed(
         from vllm_eagle3_patch.survey import survey
 
         facts_before = tuple(f for f in survey(base) if f.architecture in names)
-    chosen = selected(all_patches(), harden=options.harden, only=options.only, skip=options.skip)
-    lacking = {name for facts in facts_before for name in facts.missing}
-    in_place = {n for s in assessment.files if s.entry is not None for n in s.entry.patches}
-    return in_place | {patch.name for patch in chosen if patch.harden or patch.name in lacking}
+    return chosen_patches(
+        {name for facts in facts_before for name in facts.missing},
+        harden=options.harden,
+        only=options.only,
+        skip=options.skip,
+        in_place={n for s in assessment.files if s.entry is not None for n in s.entry.patches},
+    )
 
 
 def _models(assessment: Assessment) -> tuple[FamilyModel, ...]:
@@ -294,12 +317,15 @@ def _models(assessment: Assessment) -> tuple[FamilyModel, ...]:
     return tuple(model for model in FAMILY if model.architecture in shipped)
 
 
-def _as_pinned(assessment: Assessment, composed: Mapping[str, Composed]) -> None:
+def _as_pinned(assessment: Assessment, composed: Mapping[str, Composed], *, hardened: bool) -> None:
     release = assessment.release
     if release is None or not assessment.pinned:
         return
     for path, file in composed.items():
-        if sha256(file.content) != release.files[path].patched:
+        pin = release.files[path]
+        # What was hardened once stays so.
+        known = {pin.hardened} if hardened else {pin.patched, pin.hardened}
+        if sha256(file.content) not in known:
             raise UnsupportedError(
                 f"{path}: the patched file is not the one that the matrix pins for {release.name}",
                 "reinstall this tool: its codemods, its matrix or LibCST do not belong together",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
 
 _SHORT = {
     "DeepseekV2ForCausalLM": "V2",
-    "DeepseekV3ForCausalLM": "V3/R1/K2",
+    "DeepseekV3ForCausalLM": "V3,K2",
     "DeepseekV32ForCausalLM": "V3.2",
-    "GlmMoeDsaForCausalLM": "GLM DSA",
-    "MistralLarge3ForCausalLM": "Mistral L3",
-    "KimiK25ForConditionalGeneration": "Kimi-K2.5",
-    "KimiVLForConditionalGeneration": "Kimi-VL",
+    "GlmMoeDsaForCausalLM": "GLM",
+    "MistralLarge3ForCausalLM": "ML3",
+    "KimiK25ForConditionalGeneration": "K2.5",
+    "KimiVLForConditionalGeneration": "KimiVL",
     "DeepseekVLV2ForCausalLM": "VL2",
 }
 
 _CLOSING = {
-    ("check", 0): "EAGLE-3 is ready for the models above.",
-    ("check", 1): "EAGLE-3 is not in place yet. To make it work: vllm-eagle3-patch apply{where}",
+    ("check", 0): "EAGLE-3 is ready for: {ready}.",
+    ("check", 1): "To make EAGLE-3 ready for {candidates}: vllm-eagle3-patch apply{where}",
     ("apply", 0): "Done. To undo it: vllm-eagle3-patch revert{where}",
     ("apply", 1): "Nothing was written. The same command without --dry-run or --diff applies this.",
     ("revert", 0): "Every file is as it was before.",
@@ -112,7 +113,7 @@ def _show(blocks: Iterable[Block]) -> None:
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         _show_on_terminal(blocks)
     else:
-        _show_plain(blocks)
+        _show_plain(blocks, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
 
 
 def _show_on_terminal(blocks: Iterable[Block]) -> None:
@@ -124,12 +125,12 @@ def _show_on_terminal(blocks: Iterable[Block]) -> None:
     for block in blocks:
         match block:
             case Line(text, bold):
-                style = "bold" if bold else ""
-                console.print(Text(printable(text), style=style), soft_wrap=True)
+                console.print(Text(printable(text), style="bold" if bold else ""))
+            case Columns() if _width_of(block) > console.width:
+                for line in _as_records(block):
+                    console.print(Text(printable(line)))
             case Columns(header, rows):
                 table = Table(*header, box=None, pad_edge=False, header_style="bold")
-                for column in table.columns:
-                    column.overflow = "fold"
                 for row in rows:
                     table.add_row(*(Text(printable(w), _COLORS.get(w, "")) for w in row))
                 console.print(table)
@@ -137,16 +138,34 @@ def _show_on_terminal(blocks: Iterable[Block]) -> None:
                 print_diff(text)
 
 
-def _show_plain(blocks: Iterable[Block]) -> None:
+def _show_plain(blocks: Iterable[Block], width: int | None) -> None:
     for block in blocks:
         match block:
             case Line(text):
                 sys.stdout.write(f"{printable(text)}\n")
+            case Columns() if width is not None and _width_of(block) > width:
+                for line in _as_records(block):
+                    sys.stdout.write(f"{printable(line)}\n")
             case Columns(header, rows):
                 for line in _aligned([header, *rows]):
                     sys.stdout.write(f"{line}\n")
             case Diff(text):
                 print_diff(text)
+
+
+def _width_of(table: Columns) -> int:
+    """The columns of a terminal that a table needs."""
+    return max(map(len, _aligned([table.header, *table.rows])))
+
+
+def _as_records(table: Columns) -> Iterator[str]:
+    """A table that is too wide: a paragraph a row, without what does not apply."""
+    _, *names = table.header
+    for first, *words in table.rows:
+        yield first
+        for name, word in zip(names, words, strict=True):
+            if word != "-":
+                yield f"  {name}: {word}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
@@ -159,6 +178,7 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 _COLORS = {
     "native": "green",
     "patch": "cyan",
+    "iface": "yellow",
     "interface": "yellow",
     "unsupported": "red",
     "yes": "green",
@@ -173,7 +193,7 @@ def _report_blocks(report: Report) -> Iterator[Block]:
     if report.installation is not None:
         yield from _installation_blocks(report)
     if report.assessment is not None:
-        yield from _model_blocks(report.assessment)
+        yield from _model_blocks(report.assessment, {p.message for p in report.problems})
         yield from _file_blocks(report.assessment)
     for path in report.changed or ():
         verb = "would change" if report.dry_run else "changed"
@@ -181,7 +201,7 @@ def _report_blocks(report: Report) -> Iterator[Block]:
     if report.diff:
         yield _BLANK
         yield Diff(report.diff)
-    yield from _problem_blocks(report.problems)
+    yield from _problem_blocks(report)
     for note in report.notes:
         yield Line(f"note: {note}")
     closing = _closing(report)
@@ -190,10 +210,23 @@ def _report_blocks(report: Report) -> Iterator[Block]:
 
 
 def _closing(report: Report) -> str | None:
-    if report.command == "apply" and report.exit_code == 0 and not report.changed:
-        return "Nothing to do: EAGLE-3 is in place already."
+    if report.exit_code == 0 and not report.changed:
+        if report.command == "apply":
+            return "Nothing to do: what was selected is in place already."
+        if report.command == "revert":
+            return "Nothing to revert."
     closing = _CLOSING.get((report.command, report.exit_code))
-    return None if closing is None else closing.format(where=_where(report))
+    if closing is None or report.assessment is None:
+        return None
+    facts = report.assessment.facts
+    return closing.format(
+        where=_where(report),
+        ready=", ".join(f.architecture for f in facts if f.ready) or "what was selected",
+        candidates=", ".join(
+            f.architecture for f in facts if f.architecture in report.candidates and not f.ready
+        )
+        or "what was selected",
+    )
 
 
 def _where(report: Report) -> str:
@@ -224,7 +257,7 @@ def _installation_blocks(report: Report) -> Iterator[Block]:
     yield _BLANK
 
 
-def _model_blocks(assessment: Assessment) -> Iterator[Block]:
+def _model_blocks(assessment: Assessment, said_below: set[str]) -> Iterator[Block]:
     if not assessment.facts:
         return
     from vllm_eagle3_patch.limits_text import MESSAGES
@@ -245,7 +278,8 @@ def _model_blocks(assessment: Assessment) -> Iterator[Block]:
     )
     yield _BLANK
     for reason in dict.fromkeys(facts.reason for facts in assessment.facts if facts.reason):
-        yield Line(f"not possible: {reason}")
+        if reason not in said_below:
+            yield Line(f"not possible: {reason}")
     limited: dict[str, list[str]] = {}
     possible = [facts for facts in assessment.facts if facts.reason is None]
     for facts in possible:
@@ -271,28 +305,38 @@ def _file_blocks(assessment: Assessment) -> Iterator[Block]:
     yield _BLANK
 
 
-def _problem_blocks(problems: Iterable[Problem]) -> Iterator[Block]:
-    for problem in problems:
-        yield Line(f"{problem.code}: {problem.message}")
-        yield Line(f"  {problem.hint}")
+def _problem_blocks(report: Report) -> Iterator[Block]:
+    """Each problem, and below those that ask for the same thing what to do."""
+    by_hint: dict[str, list[Problem]] = {}
+    for problem in report.problems:
+        by_hint.setdefault(problem.hint, []).append(problem)
+    for hint, problems in by_hint.items():
+        for problem in dict.fromkeys(problems):
+            yield Line(f"{problem.code}: {problem.message}")
+        yield Line(f"  {hint}")
+
+
+_CELLS = {"native": "native", "patch": "patch", "interface": "iface", "unsupported": "no"}
 
 
 def _matrix_blocks(releases: Sequence[Release]) -> Iterator[Block]:
     reasons: dict[str, list[str]] = {}
     rows = []
     for release in releases:
-        support = {model.architecture: model.support for model in release.models}
-        cells = (support.get(architecture, "-") for architecture in _SHORT)
-        rows.append((release.name, release.support, *cells))
+        support = {model.architecture: _CELLS[model.support] for model in release.models}
+        rows.append((release.name, *(support.get(name, "-") for name in _SHORT)))
         for model in release.models:
             if model.reason is not None:
                 reasons.setdefault(model.reason, []).append(release.name)
-    yield Columns(("release", "support", *_SHORT.values()), tuple(rows))
+    yield Columns(("release", *_SHORT.values()), tuple(rows))
     yield _BLANK
+    yield Line("native: vLLM has it. patch: apply makes it work. -: not shipped.")
+    yield Line(
+        "iface: the interface can be added (--interface-only), but the engine cannot use it."
+    )
     for reason, names in reasons.items():
         first, last = names[0], names[-1]
         yield Line(f"{first} to {last}: {reason}" if first != last else f"{first}: {reason}")
-    yield Line("-: the release does not ship this model")
 
 
 def _release_blocks(release: Release) -> Iterator[Block]:

@@ -32,6 +32,7 @@ class Report:
         diff: A unified diff, where one was asked for.
         notes: What else happened, a line each.
         dry_run: Whether nothing was written because that was asked for.
+        candidates: The architectures that decided the exit code.
     """
 
     command: str
@@ -44,6 +45,7 @@ class Report:
     diff: str | None = None
     notes: tuple[str, ...] = ()
     dry_run: bool = False
+    candidates: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The JSON document of the contract."""

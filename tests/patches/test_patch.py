@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from vllm_eagle3_patch import patch as patch_module
 from vllm_eagle3_patch import patches
 from vllm_eagle3_patch.errors import UnsupportedError, VerificationError
 from vllm_eagle3_patch.family import FAMILY, select_models
-from vllm_eagle3_patch.patch import Patch, all_patches, selected
+from vllm_eagle3_patch.patch import Patch, all_patches, chosen_patches
 from vllm_eagle3_patch.sources import Sources
 
 HERE = Path(__file__).parent
@@ -106,25 +107,48 @@ def test_each_module_says_why_and_has_tests(module: Path) -> None:
 class Choice:
     """As much of a patch as choosing it needs."""
 
-    def __init__(self, name: str, *, harden: bool = False) -> None:
+    def __init__(self, name: str, *, harden: bool = False, companion: bool = False) -> None:
         self.name = name
         self.harden = harden
+        self.companion = companion
+
+
+TEXT = ("deepseek-v2", "wrapper")
+"""What the models of a patchable release lack."""
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("lacking", "options", "expected"),
     [
-        ({}, ["a", "b"]),
-        ({"harden": True}, ["a", "b", "h"]),
-        ({"skip": ("a",)}, ["b"]),
-        ({"harden": True, "skip": ("a", "h")}, ["b"]),
-        ({"only": ("b",)}, ["b"]),
-        ({"only": ("h",)}, ["h"]),
-        ({"only": ("a", "b"), "skip": ("b",)}, ["a"]),
-        ({"harden": True, "only": ("b",)}, ["b"]),
+        (TEXT, {}, ["companion", "deepseek-v2", "wrapper"]),
+        (TEXT, {"harden": True}, ["bounds", "companion", "deepseek-v2", "wrapper"]),
+        (TEXT, {"skip": ("wrapper",)}, ["companion", "deepseek-v2"]),
+        (TEXT, {"skip": ("companion",)}, ["deepseek-v2", "wrapper"]),
+        (TEXT, {"only": ("wrapper",)}, ["wrapper"]),
+        (TEXT, {"only": ("companion",)}, ["companion"]),
+        (TEXT, {"only": ("bounds",)}, ["bounds"]),
+        (TEXT, {"only": ("wrapper", "bounds"), "skip": ("bounds",)}, ["wrapper"]),
+        (TEXT, {"harden": True, "only": ("wrapper",)}, ["wrapper"]),
+        (("wrapper",), {}, ["wrapper"]),
+        (("wrapper",), {"harden": True}, ["bounds", "companion", "wrapper"]),
+        ((), {}, []),
+        ((), {"in_place": ("deepseek-v2",)}, ["companion", "deepseek-v2"]),
+        ((), {"in_place": ("bounds",), "skip": ("bounds",)}, ["bounds"]),
     ],
     ids=str,
 )
-def test_the_options_choose(options: dict[str, object], expected: list[str]) -> None:
-    choices = [Choice("a"), Choice("b"), Choice("h", harden=True)]
-    assert [patch.name for patch in selected(choices, **options)] == expected  # type: ignore[arg-type]
+def test_the_options_choose(
+    lacking: tuple[str, ...],
+    options: dict[str, object],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choices = (
+        Choice("bounds", harden=True),
+        Choice("companion", companion=True),
+        Choice("deepseek-v2"),
+        Choice("wrapper"),
+    )
+    monkeypatch.setattr(patch_module, "all_patches", lambda: choices)
+    chosen = chosen_patches(lacking, **options)  # type: ignore[arg-type]
+    assert [patch.name for patch in chosen] == expected
