@@ -212,7 +212,8 @@ def _not_ours(assessment: Assessment, options: Options) -> Blocked | None:
     bad = [
         status
         for status in assessment.files
-        if status.state == "missing" or (status.state == "modified" and not options.force)
+        if _concerns(assessment, options, status)
+        and (status.state == "missing" or (status.state == "modified" and not options.force))
     ]
     if bad:
         return MODIFIED, ()
