@@ -1,10 +1,10 @@
 """``deepseek-v2``: DeepSeek-V2/V3 and what derives from it give EAGLE-3 its aux hidden states.
 
-The model runner asks the outermost model for ``SupportsEagle3``, tells it which layer ids to
-capture, and expects ``(hidden_states, aux_hidden_states)`` from each forward
-(vllm/v1/worker/gpu_model_runner.py, 0.11.1 to 0.17.1). Id ``k`` is the residual stream entering
-layer ``k``: ``hidden_states + residual``; id 0 is the embedding output, id ``n`` the final stream
-before the last norm.
+The model runner asks the outermost model for ``SupportsEagle3`` (up to 0.10.0 there is no protocol:
+it calls the two methods by name), tells it which layer ids to capture, and expects
+``(hidden_states, aux_hidden_states)`` from each forward (vllm/v1/worker/gpu_model_runner.py, 0.8.5
+to 0.17.1). Id ``k`` is the residual stream entering layer ``k``: ``hidden_states + residual``; id 0
+is the embedding output, id ``n`` the final stream before the last norm.
 
 vLLM did this in its pull request 36361 (first in 0.18.0), but there id 0 raises a TypeError, id
 ``n`` is dropped up to 0.24.0, and ids are not checked. Not needed from 0.18.0 on.
@@ -77,7 +77,8 @@ def get_eagle3_aux_hidden_state_layers(self) -> tuple[int, ...]:
     return self.model.get_eagle3_aux_hidden_state_layers()
 """
 
-# Id 0 has no residual yet. Its copy is needed: later kernels may write into that buffer.
+# Id 0 has no residual yet. Its copy is needed: up to 0.10.2 (and from 0.25.0 on) the first layer
+# keeps this very buffer as the residual, and the fused add and norm writes into that.
 COLLECT = """
 if layer_id in self.aux_hidden_state_layers:
     aux_hidden_states.append(
@@ -96,9 +97,10 @@ if aux_hidden_states:
 """
 
 
-LAYER_LOOP = m.For(
-    target=m.Name("layer"),
-    iter=m.Call(
+# How releases go through the layers that this rank holds.
+LAYERS: dict[str, m.Call | m.Subscript] = {
+    # from 0.10.2 on
+    "islice(self.layers, self.start_layer, self.end_layer)": m.Call(
         func=m.Name("islice"),
         args=[
             m.Arg(self_attribute("layers")),
@@ -106,10 +108,24 @@ LAYER_LOOP = m.For(
             m.Arg(self_attribute("end_layer")),
         ],
     ),
-)
+    # up to 0.10.1.1
+    "self.layers[self.start_layer:self.end_layer]": m.Subscript(
+        value=self_attribute("layers"),
+        slice=[
+            m.SubscriptElement(
+                m.Slice(
+                    lower=self_attribute("start_layer"),
+                    upper=self_attribute("end_layer"),
+                    step=None,
+                )
+            )
+        ],
+    ),
+}
+LAYER_LOOP = m.For(target=m.Name("layer"), iter=m.OneOf(*LAYERS.values()))
 NUMBERED_LOOP = """
 for layer_id, layer in enumerate(
-    islice(self.layers, self.start_layer, self.end_layer), start=self.start_layer
+    {layers}, start=self.start_layer
 ):
     pass
 """
@@ -140,10 +156,11 @@ class DeepseekV2Codemod(AnchoredCodemod):
         loop = self.only(m.findall(forward, m.For()), "one loop", where)
         self.only(
             [loop] if loop in statements and m.matches(loop, LAYER_LOOP) else [],
-            "for layer in islice(self.layers, self.start_layer, self.end_layer)",
+            f"for layer in {' or '.join(LAYERS)}",
             where,
         )
         loop = cst.ensure_type(loop, cst.For)
+        layers = next(layers for layers, kind in LAYERS.items() if m.matches(loop.iter, kind))
         anchor = "hidden_states, residual = layer(...)"
         call = self.only(matching(loop.body, LAYER_CALL), anchor, f"the loop of {where}")
         anchor = "hidden_states, _ = self.norm(...)"
@@ -151,7 +168,7 @@ class DeepseekV2Codemod(AnchoredCodemod):
         anchor = "return hidden_states at the end"
         end = self.only([n for n in statements[-1:] if m.matches(n, RETURN)], anchor, where)
 
-        (numbered,) = self.statements(module, NUMBERED_LOOP)
+        (numbered,) = self.statements(module, NUMBERED_LOOP.format(layers=layers))
         numbered = cst.ensure_type(numbered, cst.For)
         self.insert_before(loop, self.statements(module, "aux_hidden_states = []"))
         self.change(loop.target, lambda _: numbered.target)
@@ -194,8 +211,10 @@ class DeepseekV2(Patch):
     ) -> bool:
         """Both classes play their part: vLLM's own way since 0.18.0 counts too."""
         outer, inner = reading.find_class(module, OUTER), reading.find_class(module, MODEL)
-        return reading.implements_eagle3(outer, protocol=protocol) and collects(
-            reading.find_method(inner, "forward")
+        return (
+            reading.implements_eagle3(module, outer, protocol=protocol)
+            and collects(reading.find_method(inner, "forward"))
+            and has_layer_ids(inner)
         )
 
 
@@ -214,3 +233,37 @@ def collects(forward: reading.FunctionNode | None) -> bool:
         for node in ast.walk(forward)
         if isinstance(node, ast.Return)
     )
+
+
+def has_layer_ids(inner: ast.ClassDef | None) -> bool:
+    """Whether the ids that a class's forward reads from ``self`` are there before any are set.
+
+    The class gives them, its constructor does, or a base that may (from 0.18.0 on vLLM has
+    ``EagleModelMixin`` for that); ``nn.Module`` gives nothing.
+    """
+    forward = reading.find_method(inner, "forward")
+    if inner is None or forward is None:
+        return False
+    name = "aux_hidden_state_layers"
+    if not any(_is_own(node, name) for node in ast.walk(forward)):
+        return True
+    constructor = reading.find_method(inner, "__init__") or ast.Pass()
+    return (
+        any(base != "Module" for base in reading.base_names(inner))
+        or any(
+            isinstance(target, ast.Name) and target.id == name
+            for statement in inner.body
+            for target in reading.assigned(statement)
+        )
+        or any(
+            _is_own(part, name)
+            for statement in ast.walk(constructor)
+            for target in reading.assigned(statement)
+            for part in ast.walk(target)
+        )
+    )
+
+
+def _is_own(node: ast.AST, name: str) -> bool:
+    """Whether a node is ``self.<name>``, read or written."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == f"self.{name}"

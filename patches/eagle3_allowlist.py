@@ -5,14 +5,19 @@ list of strings: "Eagle3 is only supported for [...] models". The list is called
 ``eagle3_target_supported`` up to 0.16.0 and ``aux_hidden_states_supported`` from 0.17.0 on, where
 it also gates the method ``extract_hidden_states``. It is found by what it is for, not by name.
 
+Up to 0.10.0 there is one string in its place, "llama". It becomes such a list.
+
 ``deepseek`` alone (DeepSeek V1) would match the whole family and is not added.
 
 vLLM added four of the types in its pull request 36361 (0.18.0) and dropped the list in 0.22.0.
+The config is in vllm/config.py up to 0.10.0, in vllm/config/__init__.py up to 0.10.2.
 """
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import deque
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
@@ -24,49 +29,94 @@ from vllm_eagle3_patch.family import FAMILY, MODEL_TYPES
 from vllm_eagle3_patch.patch import Patch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from vllm_eagle3_patch.family import FamilyModel
     from vllm_eagle3_patch.sources import Sources
 
-PATHS = ("vllm/config/speculative.py",)
-REFUSAL = b" is only supported for "
+PATHS = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py")
+REFUSAL = re.compile(rb"(?:Eagle3|\{self\.method\}) is only supported for ")
+# What a config with such a test holds, however it words its refusal.
+TEST_PARTS = (b"hf_text_config.model_type", b"eagle3")
+CONFIG = "SpeculativeConfig"
+
+MODEL_TYPE = m.Attribute(attr=m.Name("model_type"))
 
 # any(item in ....model_type for item in <list>)
-TEST = m.Call(
+LIST_TEST = m.Call(
     func=m.Name("any"),
     args=[
         m.Arg(
             m.GeneratorExp(
-                elt=m.Comparison(
-                    comparisons=[
-                        m.ComparisonTarget(
-                            m.In(), comparator=m.Attribute(attr=m.Name("model_type"))
-                        )
-                    ]
-                ),
+                elt=m.Comparison(comparisons=[m.ComparisonTarget(m.In(), comparator=MODEL_TYPE)]),
                 for_in=m.CompFor(iter=m.Name()),
             )
         )
     ],
 )
 
+# "llama" not in ....hf_text_config.model_type
+STRING_TEST = m.Comparison(
+    left=m.SimpleString(),
+    comparisons=[
+        m.ComparisonTarget(
+            m.NotIn(),
+            comparator=m.Attribute(
+                value=m.Attribute(attr=m.Name("hf_text_config")), attr=m.Name("model_type")
+            ),
+        )
+    ],
+)
+ANCHOR = 'any(... in ....model_type ...) or "..." not in ....hf_text_config.model_type'
+
+# vLLM's own list and test from 0.10.1 on.
+LIST_NAME = "eagle3_target_supported"
+LIST = """
+{name} = [
+    {first},
+    {others},
+]
+"""
+TEST = """
+admitted = not any(
+        supported_model in {model_type}
+        for supported_model in {name}
+    )
+"""
+ONLY_MODELS = re.compile(r"(\"|')(.* is only supported for )Llama( models\b[^{}]*)\1")
+
 
 class AllowlistCodemod(AnchoredCodemod):
-    """Append the missing model types to the list."""
+    """Append the missing model types to the list, or put a list in place of the one string."""
 
     patch: ClassVar[str] = "eagle3-allowlist"
 
     def edit(self, module: cst.Module) -> None:
-        """Find the membership test, then the list that it goes through."""
-        test = self.only(m.findall(module, TEST), "any(... in ....model_type ...)", "the module")
-        generator = cst.ensure_type(cst.ensure_type(test, cst.Call).args[0].value, cst.GeneratorExp)
+        """Find the membership test, then the list that it goes through or the string."""
+        within, where = self._config(module)
+        lists, strings = m.findall(within, LIST_TEST), m.findall(within, STRING_TEST)
+        test = self.only([*lists, *strings], ANCHOR, where)
+        if strings:
+            self._list_for_string(module, within, cst.ensure_type(test, cst.Comparison), where)
+        else:
+            self._longer_list(module, within, cst.ensure_type(test, cst.Call), where)
+
+    def _config(self, module: cst.Module) -> tuple[cst.CSTNode, str]:
+        """The class of the config, which is all of a big module that has to be looked at."""
+        if any(m.matches(node, m.ClassDef(name=m.Name(CONFIG))) for node in module.body):
+            return self.only_class(module, CONFIG), f"class {CONFIG}"
+        return module, "the module"
+
+    def _longer_list(
+        self, module: cst.Module, within: cst.CSTNode, test: cst.Call, where: str
+    ) -> None:
+        generator = cst.ensure_type(test.args[0].value, cst.GeneratorExp)
         name = cst.ensure_type(generator.for_in.iter, cst.Name).value
         target = m.AssignTarget(m.Name(name))
         assignment = self.only(
-            m.findall(module, m.Assign(targets=[target], value=m.List(elements=[m.AtLeastN(n=1)]))),
+            m.findall(within, m.Assign(targets=[target], value=m.List(elements=[m.AtLeastN(n=1)]))),
             f"{name} = [...]",
-            "the module",
+            where,
         )
         listed = cst.ensure_type(cst.ensure_type(assignment, cst.Assign).value, cst.List)
         present = {
@@ -77,6 +127,44 @@ class AllowlistCodemod(AnchoredCodemod):
         new = [cst.Element(cst.SimpleString(f'"{t}"')) for t in MODEL_TYPES if t not in present]
         indent = cst.SimpleWhitespace(module.default_indent)
         self.change(listed, lambda node: self._extended(node, new, indent))
+
+    def _list_for_string(
+        self, module: cst.Module, within: cst.CSTNode, test: cst.Comparison, where: str
+    ) -> None:
+        """The test as vLLM has it from 0.10.1 on; the message tells what is admitted."""
+        self.absent(within, (LIST_NAME,), where)
+        holders = [
+            node
+            for block in m.findall(within, m.IndentedBlock())
+            for node in cst.ensure_type(block, cst.IndentedBlock).body
+            if isinstance(node, cst.If) and test in m.findall(node.test, STRING_TEST)
+        ]
+        holder = self.only(holders, f"if ... {module.code_for_node(test.left)} not in ...", where)
+        told = [
+            node
+            for node in m.findall(holder.body, m.SimpleString())
+            if ONLY_MODELS.fullmatch(cst.ensure_type(node, cst.SimpleString).value)
+        ]
+        anchor = '"... is only supported for Llama models"'
+        message = cst.ensure_type(self.only(told, anchor, where), cst.SimpleString)
+
+        source = LIST.format(
+            name=LIST_NAME,
+            first=module.code_for_node(test.left),
+            others=",\n    ".join(f'"{t}"' for t in MODEL_TYPES),
+        )
+        self.insert_before(holder, self.statements(module, source))
+        model_type = module.code_for_node(test.comparisons[0].comparator)
+        new = self._expression(module, TEST.format(name=LIST_NAME, model_type=model_type))
+        self.change(test, lambda node: new.with_changes(lpar=node.lpar, rpar=node.rpar))
+        text = ONLY_MODELS.sub(rf"f\1\2{{{LIST_NAME}}}\3\1", message.value)
+        self.change(message, lambda _: cst.parse_expression(text))
+
+    def _expression(self, module: cst.Module, source: str) -> cst.BaseExpression:
+        """What ``<name> = <expression>`` assigns, with the file's own line endings."""
+        (line,) = self.statements(module, source)
+        (assignment,) = cst.ensure_type(line, cst.SimpleStatementLine).body
+        return cst.ensure_type(assignment, cst.Assign).value
 
     def _extended(
         self, node: cst.List, new: list[cst.Element], indent: cst.SimpleWhitespace
@@ -118,7 +206,7 @@ class Eagle3Allowlist(Patch):
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The speculative config, if it limits EAGLE-3 to certain models."""
-        return tuple(path for path in PATHS if REFUSAL in (sources.read(path) or b""))
+        return tuple(path for path in PATHS if limits_models(sources, path))
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`AllowlistCodemod`."""
@@ -142,25 +230,83 @@ class Eagle3Allowlist(Patch):
         )
 
 
+def limits_models(sources: Sources, path: str) -> bool:
+    """Whether a file says that it refuses a target's model type, or tests it for EAGLE-3."""
+    content = sources.read(path) or b""
+    if REFUSAL.search(content):
+        return True
+    return all(part in content for part in TEST_PARTS) and bool(allowlists(sources.module(path)))
+
+
 def allowlists(module: ast.Module) -> list[tuple[str, ...]]:
     """The strings that a target's model type must contain one of, for each test of that."""
     found = []
-    for call in reading.calls(module, "any"):
-        match call.args:
-            case [
-                ast.GeneratorExp(
-                    elt=ast.Compare(ops=[ast.In()], comparators=[ast.Attribute(attr="model_type")]),
-                    generators=[ast.comprehension(iter=ast.Name(id=name))],
-                )
-            ]:
-                found.append(tuple(reading.strings(_assigned(module, name))))
+    for node, scopes in _with_scopes(module):
+        match node:
+            case ast.Call(
+                func=ast.Name(id="any"),
+                args=[
+                    ast.GeneratorExp(
+                        elt=ast.Compare(
+                            ops=[ast.In()], comparators=[ast.Attribute(attr="model_type")]
+                        ),
+                        generators=[ast.comprehension(iter=ast.Name(id=name))],
+                    )
+                ],
+            ):
+                found.append(_assigned(scopes, name))
+            case ast.If(test=test):
+                needed = tuple(filter(None, map(_needed, _all_of(test))))
+                if needed:
+                    found.append(needed)
             case _:
                 continue
     return found
 
 
-def _assigned(module: ast.Module, name: str) -> ast.AST:
-    for node in ast.walk(module):
-        if isinstance(node, ast.Assign) and reading.last_name(node.targets[0]) == name:
-            return node.value
-    return ast.Tuple(elts=[])
+def _all_of(test: ast.expr) -> list[ast.expr]:
+    """The parts of ``a and b and c``."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return test.values
+    return [test]
+
+
+def _needed(test: ast.expr) -> str | None:
+    """The one string that a test wants in a model type: up to 0.10.0 there is no list."""
+    match test:
+        case ast.Compare(
+            left=ast.Constant(value=str(string)),
+            ops=[ast.NotIn()],
+            comparators=[
+                ast.Attribute(value=ast.Attribute(attr="hf_text_config"), attr="model_type")
+            ],
+        ):
+            return string
+        case _:
+            return None
+
+
+def _with_scopes(module: ast.Module) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
+    """Every node of a module, with the scopes that names in it are looked up in, nearest first."""
+    waiting: deque[tuple[ast.AST, tuple[ast.AST, ...]]] = deque([(module, ())])
+    while waiting:
+        node, scopes = waiting.popleft()
+        yield node, scopes
+        if isinstance(node, ast.Module | ast.ClassDef | reading.FunctionNode):
+            # A class's names are not seen from its methods.
+            scopes = (node, *(scope for scope in scopes if not isinstance(scope, ast.ClassDef)))
+        waiting.extend((child, scopes) for child in ast.iter_child_nodes(node))
+
+
+def _assigned(scopes: Sequence[ast.AST], name: str) -> tuple[str, ...]:
+    """The strings assigned to a name in the nearest scope that does; none if it does so twice."""
+    for scope in scopes:
+        values = [
+            node.value
+            for node in reading.within_scope(scope)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+            if any(isinstance(t, ast.Name) and t.id == name for t in reading.assigned(node))
+        ]
+        if values:
+            return tuple(reading.strings(values[0])) if len(values) == 1 else ()
+    return ()

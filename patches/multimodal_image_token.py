@@ -2,11 +2,15 @@
 
 For a multimodal target the proposer copies the image token's id into the draft model's config
 (load_model in vllm/v1/spec_decode/eagle.py; llm_base_proposer.py from 0.20.0 on). It lists the
-classes it knows and for all others reads ``target_model.config.image_token_index``, which
-Kimi-K2.5's config does not have: it has ``media_placeholder_token_id``. Hence "'KimiK25Config'
-object has no attribute 'image_token_index'".
+classes it knows and for all others reads ``target_model.config.image_token_index``, which the
+family's wrappers lack: Kimi's configs have ``media_placeholder_token_id``, and DeepSeek's have
+nothing, the id is on the model. Hence "'KimiK25Config' object has no attribute
+'image_token_index'".
 
-vLLM added the Kimi-K2.5 case in its pull request 36361 (first in 0.18.0).
+From 0.11.1 on there are branches, and the wrappers get theirs beside them. From 0.9.2 to 0.11.0
+there is only that one assignment: it becomes the last branch. Older proposers copy nothing.
+
+vLLM added the Kimi-K2.5 case in its pull request 36361 (first in 0.18.0), Pixtral's in 0.12.0.
 """
 
 from __future__ import annotations
@@ -24,22 +28,20 @@ from vllm_eagle3_patch.patch import Patch
 from vllm_eagle3_patch.sources import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from vllm_eagle3_patch.family import FamilyModel
     from vllm_eagle3_patch.sources import Sources
 
 PATHS = ("vllm/v1/spec_decode/llm_base_proposer.py", "vllm/v1/spec_decode/eagle.py")
 
-IMAGE_TOKENS = {
-    "KimiK25ForConditionalGeneration": "target_model.config.media_placeholder_token_id",
-}
-"""Where each wrapper class of the family keeps its image token's id."""
-
 BRANCH = """
-if self.get_model_name(target_model) == "{wrapper}":
+if {model_name} {test}:
     self.model.config.image_token_index = {image_token}
 """
+MODEL_NAME = "self.get_model_name(target_model)"
+# Up to 0.11.0 the proposer has no method for it.
+PLAIN_MODEL_NAME = "type(target_model).__name__"
 
 TOKEN_INDEX = m.Attribute(
     value=m.Attribute(attr=m.Name("config")), attr=m.Name("image_token_index")
@@ -61,30 +63,68 @@ LAST_BRANCH = m.If(
     body=m.IndentedBlock(body=[SETS_TOKEN]),
     orelse=m.Else(body=m.IndentedBlock(body=[FALLBACK])),
 )
+# No branches: if supports_multimodal(target_model): <fallback>; target_language_model = ...
+NO_BRANCH = m.If(
+    test=m.Call(func=m.Name("supports_multimodal")),
+    body=m.IndentedBlock(body=[FALLBACK, m.ZeroOrMore()]),
+)
 
 
 class ImageTokenCodemod(AnchoredCodemod):
-    """A branch for each wrapper before the fallback."""
+    """Branches for the wrappers before the fallback."""
 
     patch: ClassVar[str] = "multimodal-image-token"
 
     def edit(self, module: cst.Module) -> None:
-        """Find the last branch that names a class, before the fallback."""
-        anchor = "branch before target_model.config.image_token_index"
+        """Find the last branch that names a class, or the fallback if it stands alone."""
         load_model = self.only_method(self.only_class_with(module, "load_model"), "load_model")
+        alone = m.findall(load_model, NO_BRANCH)
+        if alone:
+            found = self.only(alone, "one target_model.config.image_token_index", "load_model")
+            self._surround(module, cst.ensure_type(found, cst.If))
+            return
+        anchor = "branch before target_model.config.image_token_index"
         last = self.only(m.findall(load_model, LAST_BRANCH), anchor, "load_model")
-        named = image_tokens(parse(module.bytes, ""))
-        branch = cst.ensure_type(last, cst.If).orelse
-        for model in reversed(self.models):
-            wrapper = model.architecture
-            if wrapper not in IMAGE_TOKENS or named.get(wrapper) == IMAGE_TOKENS[wrapper]:
+        branches = self._branches(module, cst.ensure_type(last, cst.If).orelse, MODEL_NAME)
+        self.change(last, lambda node: node.with_changes(orelse=branches))
+
+    def _surround(self, module: cst.Module, multimodal: cst.If) -> None:
+        """Make the statement that stands alone the last branch; comments above it stay there."""
+        alone = cst.ensure_type(multimodal.body.body[0], cst.SimpleStatementLine)
+        fallback = cst.Else(cst.IndentedBlock([alone.with_changes(leading_lines=[])]))
+        branches = self._branches(module, fallback, PLAIN_MODEL_NAME)
+        first = cst.ensure_type(branches, cst.If)
+        lines = [*alone.leading_lines, *first.leading_lines]
+        self.change(alone, lambda _: first.with_changes(leading_lines=lines))
+
+    def _branches(
+        self, module: cst.Module, last: cst.If | cst.Else | None, model_name: str
+    ) -> cst.If | cst.Else | None:
+        """Branches before the last one for the wrappers that have none, in the family's order."""
+        parsed = parse(module.bytes, "")
+        named, mentioned = image_tokens(parsed), mentions_of_classes(parsed)
+        lacking: dict[str, list[str]] = {}
+        for architecture, image_token in wanted(self.models).items():
+            if named.get(architecture) == image_token:
                 continue
-            if wrapper in named:
-                self.only((), f"branch for {wrapper} that reads its image token", "load_model")
-            source = BRANCH.format(wrapper=wrapper, image_token=IMAGE_TOKENS[wrapper])
+            if architecture in mentioned:
+                anchor = f"branch for {architecture} that reads its image token"
+                self.only((), anchor, "load_model")
+            lacking.setdefault(image_token, []).append(architecture)
+        for image_token, architectures in reversed(lacking.items()):
+            source = BRANCH.format(
+                model_name=model_name, test=_test(architectures), image_token=image_token
+            )
             (new,) = self.statements(module, source)
-            branch = cst.ensure_type(new, cst.If).with_changes(orelse=branch)
-        self.change(last, lambda node: node.with_changes(orelse=branch))
+            last = cst.ensure_type(new, cst.If).with_changes(orelse=last)
+        return last
+
+
+def _test(architectures: Sequence[str]) -> str:
+    """What a class name is compared with: one name, or several on a line each."""
+    if len(architectures) == 1:
+        return f'== "{architectures[0]}"'
+    return "".join(("in (\n", *(f'    "{name}",\n' for name in architectures), ")"))
 
 
 class MultimodalImageToken(Patch):
@@ -92,7 +132,7 @@ class MultimodalImageToken(Patch):
 
     name = "multimodal-image-token"
     title = "the proposer reads the image token's id where each wrapper keeps it"
-    upstream = "vLLM pull request 36361, first in 0.18.0, for Kimi-K2.5"
+    upstream = "vLLM pull request 36361, first in 0.18.0, for Kimi-K2.5; never for the others"
     needs_file = False
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
@@ -111,20 +151,55 @@ class MultimodalImageToken(Patch):
         path: str = "",
         protocol: bool = True,
     ) -> bool:
-        """Every wrapper has a branch of its own."""
-        wrappers = {model.architecture for model in models} & IMAGE_TOKENS.keys()
-        named = image_tokens(module)
-        return all(named.get(wrapper) == IMAGE_TOKENS[wrapper] for wrapper in wrappers)
+        """Every wrapper that needs it has a branch of its own."""
+        return wanted(models).items() <= image_tokens(module).items()
+
+
+def wanted(models: Sequence[FamilyModel]) -> dict[str, str]:
+    """Where the wrappers among some models keep their image token's id, by architecture."""
+    return {
+        model.architecture: model.wrapper.image_token
+        for model in models
+        if model.wrapper is not None and model.wrapper.image_token is not None
+    }
 
 
 def image_tokens(module: ast.Module) -> dict[str, str]:
     """What the proposer copies to the draft model's image token, by the class that it tests for."""
     return {
-        name: ast.unparse(statement.value)
-        for node in ast.walk(module)
-        if isinstance(node, ast.If)
-        for statement in node.body
-        if isinstance(statement, ast.Assign)
-        and reading.last_name(statement.targets[0]) == "image_token_index"
-        for name in reading.strings(node.test)
+        name: ast.unparse(value)
+        for test, value in _branches_in(module)
+        for name in _classes(test) or ()
     }
+
+
+def mentions_of_classes(module: ast.Module) -> set[str]:
+    """The classes that such tests name, whatever they ask of them."""
+    return {name for test, _ in _branches_in(module) for name in reading.strings(test)}
+
+
+def _branches_in(module: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each test under which the image token is copied, and what is copied then."""
+    for node in ast.walk(module):
+        if not isinstance(node, ast.If):
+            continue
+        for statement in node.body:
+            if (
+                isinstance(statement, ast.Assign)
+                and reading.last_name(statement.targets[0]) == "image_token_index"
+            ):
+                yield node.test, statement.value
+
+
+def _classes(test: ast.expr) -> tuple[str, ...] | None:
+    """The classes for which a test is true; None for a test that may say something else."""
+    match test:
+        case ast.BoolOp(op=ast.Or(), values=parts):
+            found = [_classes(part) for part in parts]
+            if None in found:
+                return None
+            return tuple(name for names in found for name in names or ())
+        case ast.Compare(ops=[ast.Eq() | ast.In()]):
+            return tuple(reading.strings(test))
+        case _:
+            return None

@@ -21,11 +21,13 @@ from conftest import small_copy
 from vllm_eagle3_patch import commands, matrix, transaction
 from vllm_eagle3_patch.errors import VerificationError
 from vllm_eagle3_patch.lock import exclusive
+from vllm_eagle3_patch.patch import all_patches
 
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "check.json").read_text())
 DEEPSEEK = "vllm/model_executor/models/deepseek_v2.py"
 SPECULATIVE = "vllm/config/speculative.py"
 STATE = ".vllm-eagle3-patch"
+PATCHED_FILES = sum(bool(pin.patches) for pin in matrix.load("0.17.1").files.values())  # type: ignore[union-attr]
 
 
 def run_json(command: str, site_packages: Path, *more: object) -> Ended:
@@ -70,7 +72,7 @@ def test_apply_makes_it_ready_and_revert_brings_it_back(site_packages: Path) -> 
     applied = run_json("apply", site_packages)
     assert applied.exit_code == 0
     assert applied.document["state"] == "patched"
-    assert len(applied.document["changed"]) == 4
+    assert len(applied.document["changed"]) == PATCHED_FILES
     ready = run_json("check", site_packages)
     assert (ready.exit_code, ready.document["state"]) == (0, "patched")
     kimi = next(m for m in ready.document["models"] if m["model_types"] == ["kimi_k25"])
@@ -110,7 +112,7 @@ def test_dry_runs_say_with_their_exit_code_whether_there_is_something_to_do(
     assert run_json("apply", site_packages, "--dry-run").exit_code == 0
     planned = run_json("revert", site_packages, "--dry-run")
     assert planned.exit_code == 1
-    assert len(planned.document["changed"]) == 4
+    assert len(planned.document["changed"]) == PATCHED_FILES
 
 
 def test_diff_is_for_patch_p1_before_and_after_apply(site_packages: Path, tmp_path: Path) -> None:
@@ -248,6 +250,107 @@ def test_file_edited_by_hand_that_is_ready_is_0_and_shown_as_modified(site_packa
     ended = run_json("check", site_packages)
     assert (ended.exit_code, ended.document["state"]) == (0, "modified")
     assert "modified" in problem_codes(ended)
+
+
+@pytest.mark.parametrize("state", ["fresh", "patched"])
+@pytest.mark.parametrize(
+    "path", [DEEPSEEK, SPECULATIVE, "vllm/v1/spec_decode/eagle.py"], ids=lambda p: Path(p).name
+)
+def test_a_missing_file_is_5_before_and_after_apply(
+    path: str, state: str, site_packages: Path
+) -> None:
+    if state == "patched":
+        run("apply", "--site-packages", site_packages)
+    (site_packages / path).unlink()
+    checked = run_json("check", site_packages)
+    assert checked.exit_code == 5
+    assert "missing" in problem_codes(checked)
+    assert run_json("apply", site_packages).exit_code == 5
+
+
+def pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def folder(file: Path) -> None:
+    file.mkdir()
+
+
+def huge(file: Path) -> None:
+    with file.open("wb") as opened:
+        opened.truncate(17 * 1024 * 1024)
+
+
+def endless(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("put", [pipe, folder, huge, endless], ids=lambda put: put.__name__)
+def test_something_else_in_a_files_place_is_5(put: Any, site_packages: Path) -> None:
+    (site_packages / DEEPSEEK).unlink()
+    put(site_packages / DEEPSEEK)
+    checked = run_json("check", site_packages)
+    assert checked.exit_code == 5
+    states = {file["path"]: file["state"] for file in checked.document["files"]}
+    assert states[DEEPSEEK] == "modified"
+    assert run_json("apply", site_packages).exit_code == 5
+
+
+def test_a_file_of_ours_that_became_nonsense_is_5_and_force_repairs_it(
+    site_packages: Path,
+) -> None:
+    run("apply", "--site-packages", site_packages)
+    ours = (site_packages / DEEPSEEK).read_bytes()
+    edit(site_packages / DEEPSEEK, b"def (:\n")
+    assert run_json("check", site_packages).exit_code == 5
+    assert run_json("apply", site_packages).exit_code == 5
+    assert run_json("apply", site_packages, "--force").exit_code == 0
+    assert (site_packages / DEEPSEEK).read_bytes() == ours
+
+
+def test_what_is_there_counts_and_not_what_the_metadata_says(
+    site_packages: Path, tmp_path: Path
+) -> None:
+    other = small_copy("0.16.0", tmp_path / "other")
+    shutil.copytree(other / "vllm", site_packages / "vllm", dirs_exist_ok=True)
+    checked = run_json("check", site_packages)
+    assert checked.exit_code == 1
+    assert checked.document["release"]["name"] == "0.16.0"
+    assert checked.document["vllm"]["version"] == "0.17.1"
+
+
+def test_unpinned_names_only_what_is_not_in_the_matrix(site_packages: Path) -> None:
+    unknown_build(site_packages)
+    (record,) = site_packages.glob("*.dist-info/RECORD")
+    record.unlink()
+    (problem,) = run_json("check", site_packages).document["problems"]
+    assert DEEPSEEK in problem["message"]
+    assert SPECULATIVE not in problem["message"]
+
+
+def test_originals_restored_by_hand_are_no_edit(site_packages: Path) -> None:
+    unknown_build(site_packages)
+    original = (site_packages / DEEPSEEK).read_bytes()
+    run("apply", "--site-packages", site_packages, "--unpinned")
+    (site_packages / DEEPSEEK).write_bytes(original)
+    checked = run_json("check", site_packages, "--unpinned")
+    assert checked.exit_code == 1
+    assert "stale-state" in problem_codes(checked)
+
+
+def test_a_selection_that_leaves_models_unready_is_not_called_ready(site_packages: Path) -> None:
+    nothing = [option for patch in all_patches() for option in ("--skip", patch.name)]
+    checked = run_json("check", site_packages, *nothing)
+    assert (checked.exit_code, checked.document["state"]) == (0, "patchable")
+    assert not any(model["ready"] for model in checked.document["models"])
+
+
+def test_every_model_named_must_be_shipped(tmp_path: Path) -> None:
+    old = small_copy("0.13.0", tmp_path / "old")
+    both = run_json("check", old, "--model", "kimi_k25", "--model", "deepseek_v3")
+    assert both.exit_code == 4
+    assert "kimi_k25" in both.document["problems"][0]["message"]
+    assert run_json("check", old, "--model", "deepseek_v3").exit_code == 1
 
 
 def test_missing_file_is_5(site_packages: Path) -> None:
@@ -481,7 +584,7 @@ def test_stale_bytecode_is_removed(site_packages: Path) -> None:
     folder = (site_packages / DEEPSEEK).parent / "__pycache__"
     folder.mkdir()
     ours = folder / "deepseek_v2.cpython-312.pyc"
-    other = folder / "kimi_vl.cpython-312.pyc"
+    other = folder / "llama.cpython-312.pyc"
     for file in (ours, other):
         file.write_bytes(b"bytecode")
     run("apply", "--site-packages", site_packages)

@@ -13,7 +13,7 @@ import pytest
 import fake_environments as fake
 from vllm_eagle3_patch import find as find_module
 from vllm_eagle3_patch import interpreter
-from vllm_eagle3_patch.errors import VllmNotFoundError
+from vllm_eagle3_patch.errors import NotWritableError, VllmNotFoundError
 from vllm_eagle3_patch.find import find
 
 
@@ -352,12 +352,39 @@ class TestByFolder:
         with pytest.raises(VllmNotFoundError, match="cannot read what the metadata"):
             find(site_packages=site_packages)
 
-    def test_a_record_that_is_broken(self, site_packages: Path):
+    @pytest.mark.parametrize("digest", ["a", "\u65e5" * 43, "a" * 44, "\udcff" * 43])
+    def test_a_record_row_that_is_broken_counts_as_not_listed(
+        self, site_packages: Path, digest: str
+    ):
         fake.make_package(site_packages)
-        fake.make_dist_info(site_packages, ["vllm/__init__.py,sha256=a,1"])
+        good = fake.record_line(site_packages, "vllm/config/speculative.py")
+        fake.make_dist_info(site_packages, [f"vllm/__init__.py,sha256={digest},1", good])
         found = find(site_packages=site_packages)
+        assert list(found.record) == ["vllm/config/speculative.py"]
+
+    def test_a_record_that_is_no_table(self, site_packages: Path):
+        fake.install_vllm(site_packages)
+        found = find(site_packages=site_packages)
+        assert found.dist_info is not None
+        (found.dist_info / "RECORD").write_text('"' + "a" * 200_000)
         with pytest.raises(VllmNotFoundError, match="cannot read what the metadata"):
             _ = found.record
+
+    def test_a_record_that_this_user_may_not_read(
+        self, site_packages: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        fake.install_vllm(site_packages)
+        found = find(site_packages=site_packages)
+
+        def refuse(path: Path) -> bytes:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+        for read in (lambda: found.record, lambda: find(site_packages=site_packages)):
+            with pytest.raises(NotWritableError) as caught:
+                read()
+            assert caught.value.code == "unreadable"
+            assert caught.value.message.startswith(f"cannot read {found.dist_info}/RECORD: ")
 
     def test_an_editable_project_elsewhere_does_not_count(
         self, tmp_path: Path, site_packages: Path

@@ -26,6 +26,7 @@ from small_installation import (
     newer,
     tree,
 )
+from vllm_eagle3_patch import commands
 from vllm_eagle3_patch.errors import NotWritableError
 from vllm_eagle3_patch.lock import held_by
 from vllm_eagle3_patch.transaction import recover, revert, unfinished
@@ -66,6 +67,11 @@ def undo(root: Path) -> None:
 
 def undo_by_force(root: Path) -> None:
     revert(root, force=True)
+
+
+def delete_after_apply(root: Path) -> None:
+    apply(root)
+    (root / LINKED).unlink()
 
 
 EDITED = NEW | {LINKED: b"edited"}
@@ -250,6 +256,63 @@ def test_interrupted_from_the_keyboard(
         recover(root)
         case.assert_ended(root, before, after)
     assert number > 60
+
+
+def test_a_revert_that_puts_a_deleted_file_back_killed_anywhere(tmp_path: Path) -> None:
+    case = Case(tmp_path, delete_after_apply)
+    for number in count():
+        root = case.fresh()
+        if number % 2:
+            # Then it comes from the copy, staged beside its place.
+            (root / STATE / "originals/1" / LINKED).unlink()
+        if not killed_at(number, partial(undo, root), BEFORE):
+            break
+        killed_at(number % 20, partial(recover, root), BEFORE)
+        recover(root)
+        assert unfinished(root) is None
+        assert not leftovers_of_a_run(root)
+        found = (root / LINKED).read_bytes() if (root / LINKED).exists() else None
+        assert found in (None, OLD[LINKED])
+        undo(root)
+        assert contents(root) == OLD
+        assert not (root / STATE).exists()
+    assert number > 60
+    assert contents(root) == OLD
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"), [(LINKED, "undone"), (f"{STATE}/concluded.json", "but for tidying up")]
+)
+def test_the_note_of_an_interrupted_run_says_what_became_of_it(
+    tmp_path: Path, stop: str, said: str
+) -> None:
+    root = interrupted_after(tmp_path, stop)
+    (note, *_) = commands.revert(commands.Where(site_packages=root)).notes
+    assert note.startswith("an interrupted apply was found")
+    assert said in note
+
+
+def test_the_note_of_an_interrupted_run_names_what_it_left_alone(tmp_path: Path) -> None:
+    root = interrupted_after(tmp_path, LINKED)
+    (root / LINKED).unlink()
+    (root / LINKED).write_bytes(b"edited")
+    notes = commands.revert(commands.Where(site_packages=root)).notes
+    assert any("meanwhile" in note and LINKED in note for note in notes)
+
+
+def interrupted_after(folder: Path, path: str) -> Path:
+    """An installation whose ``apply`` was killed after it had renamed a file to this path."""
+    points = points_of(partial(apply, make_installation(folder / "tried")))
+    (number,) = (
+        number
+        for number, (moment, operation, where) in enumerate(points)
+        if (moment, operation) == ("after", "rename")
+        and where == folder / "tried/site-packages" / path
+    )
+    root = make_installation(folder / "killed")
+    assert killed_at(number, partial(apply, root))
+    (root / "vllm/__init__.py").touch()
+    return root
 
 
 def refusal(number: int) -> OSError:

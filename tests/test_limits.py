@@ -1,5 +1,6 @@
 """Each limit both ways, read from packages of one or two files."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,29 @@ from fake_package import write_package
 from vllm_eagle3_patch import limits, limits_text
 from vllm_eagle3_patch.errors import UnsupportedError
 from vllm_eagle3_patch.family import FamilyModel, select_models
+from vllm_eagle3_patch.sources import Sources
 
 DENSE, SPARSE = (select_models((name,))[0] for name in ("deepseek_v3", "deepseek_v32"))
 
 DEEPSEEK = "model_executor/models/deepseek_v2.py"
 UBATCH = "v1/worker/gpu_ubatch_wrapper.py"
-SPECULATIVE = "config/speculative.py"
+SELECTOR = "v1/attention/selector.py"
 CUDA = "platforms/cuda.py"
 RUNNER = "v1/worker/gpu_model_runner.py"
+CONFIG = "config/vllm.py"
+PROPOSER = "v1/spec_decode/llm_base_proposer.py"
+OLDER_PROPOSER = "v1/spec_decode/eagle.py"
+NEWER_RUNNER = "v1/worker/gpu/spec_decode/eagle/utils.py"
+
+REFUSES = """
+class CudaPlatform:
+    def get_attn_backend_cls(cls, selected_backend):
+        raise ValueError(f"Selected backend {selected_backend} is not valid for {cls}")
+"""
+SELECTS = """
+def get_attn_backend(head_size, use_mla=False):
+    return choose(get_current_vllm_config().attention_config.backend)
+"""
 
 # Nothing in these files holds any limit.
 UNLIMITED = {
@@ -30,19 +46,24 @@ class DeepseekV2Model(nn.Module):
             {"hidden_states": hidden_states, "residual": residual, "aux": aux_hidden_states}
         )
 """,
-    UBATCH: """
-def _merged(results):
-    if isinstance(results[0], list):
-        return [torch.cat(parts) for parts in zip(*results)]
-    return torch.cat(results)
-""",
-    SPECULATIVE: "class SpeculativeConfig:\n    attention_backend: str | None = None\n",
-    CUDA: "class CudaPlatform:\n    def check_and_update_config(cls, config):\n        pass\n",
+    SELECTOR: SELECTS,
+    CUDA: REFUSES,
     RUNNER: """
 class GPUModelRunner:
     def _get_eagle3_aux_layers_from_config(self):
         return getattr(self.hf_config, "eagle_config", None)
 """,
+    CONFIG: "class VllmConfig:\n    pass\n",
+    PROPOSER: """
+class Proposer:
+    def _create_draft_vllm_config(self):
+        return replace(self.config, attention_config=replace(self.config.attn, backend=self.own))
+
+    def _get_model(self):
+        return get_model(vllm_config=self._create_draft_vllm_config())
+""",
+    OLDER_PROPOSER: "class EagleProposer(Proposer):\n    pass\n",
+    NEWER_RUNNER: "def load_eagle_model(config):\n    return get_model(vllm_config=config)\n",
 }
 
 
@@ -81,55 +102,111 @@ def test_pipeline_parallel(tmp_path: Path, source: str, limited: bool) -> None:
     assert ("pipeline-parallel" in codes(tmp_path, {DEEPSEEK: source})) is limited
 
 
+def wrapper(function: str, call: str = "merged") -> str:
+    method = "    def {}(self, results):\n        return {}(results)\n"
+    methods = [method.format(name, call) for name in ("_capture_ubatches", "_run_ubatches")]
+    return f"{function}\nclass UBatchWrapper:\n{''.join(methods)}"
+
+
 @pytest.mark.parametrize(
     ("source", "limited"),
     [
-        ("result = torch.cat(sorted_results, dim=0)\n", True),
-        ("isinstance(slot_mapping, list)\nresult = torch.cat(sorted_results, dim=0)\n", True),
-        ("isinstance(sorted_results[0], tuple)\nresult = torch.cat(sorted_results)\n", True),
-        ("isinstance(sorted_results[0], list)\nresult = torch.cat(sorted_results)\n", False),
-        ("isinstance(results[0], (tuple, list))\nresult = torch.cat(results)\n", False),
-        ("result = merge(sorted_results)\n", False),
+        (wrapper("", "torch.cat"), True),
+        (
+            wrapper("""
+def merged(results):
+    if isinstance(results[0], tuple):
+        return tuple(torch.cat(parts) for parts in zip(*results))
+    return torch.cat(results)
+"""),
+            True,
+        ),
+        (
+            wrapper("""
+def merged(results):
+    if isinstance(results[0], (tuple, list)):
+        return tuple(merged(parts) for parts in zip(*results))
+    return torch.cat(results)
+"""),
+            False,
+        ),
         (None, False),
     ],
-    ids=[
-        "concatenates",
-        "knows lists of others",
-        "knows tuples, as 0.22.0",
-        "knows lists",
-        "knows both",
-        "never concatenates",
-        "no micro-batches",
-    ],
+    ids=["tensors only", "tuples of tensors, as 0.22.0", "tuples and lists", "no micro-batches"],
 )
 def test_dual_batch_overlap(tmp_path: Path, source: str | None, limited: bool) -> None:
     assert ("dual-batch-overlap" in codes(tmp_path, {UBATCH: source})) is limited
 
 
-CONFIG = "class SpeculativeConfig:\n    method: str = ''\n"
+LOADS = """
+class Proposer:
+    def load_model(self):
+        self.model = get_model(vllm_config=self.vllm_config)
+"""
+OPTION = """
+def load_eagle_model(vllm_config, own):
+    if own is not None:
+        vllm_config = replace(vllm_config, attn=replace(vllm_config.attn, backend=own))
+    return get_model(vllm_config=vllm_config)
+"""
+ALWAYS = OPTION.replace("if own is not None", "with own")
+NEWER_BY_DEFAULT = """
+class VllmConfig:
+    @property
+    def use_v2_model_runner(self):
+        return not self.unsupported()
+"""
+NEWER_FOR_SOME = """
+DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES = frozenset({"DeepseekV2ForCausalLM"})
+
+class VllmConfig:
+    @property
+    def use_v2_model_runner(self):
+        return self._is_default_v2_model_runner_model()
+"""
+DECIDES = """
+def backend_for(backend, use_mla):
+    return backend if use_mla else None
+
+def get_attn_backend(head_size, use_mla=False):
+    return choose(backend_for(get_current_vllm_config().attention_config.backend, use_mla))
+"""
+
+INHERITS = {
+    "built with the target's config": ({PROPOSER: LOADS}, True),
+    "in an older file": ({OLDER_PROPOSER: LOADS, PROPOSER: None}, True),
+    "an option that may be unset": ({PROPOSER: OPTION}, True),
+    "always another": ({PROPOSER: ALWAYS}, False),
+    "no draft models": ({PROPOSER: None, OLDER_PROPOSER: None}, False),
+    "the newer runner by default": ({CONFIG: NEWER_BY_DEFAULT}, True),
+    "the newer runner's option": ({CONFIG: NEWER_BY_DEFAULT, NEWER_RUNNER: OPTION}, True),
+    "the newer runner, always another": ({CONFIG: NEWER_BY_DEFAULT, NEWER_RUNNER: ALWAYS}, False),
+    "no newer runner": ({CONFIG: NEWER_BY_DEFAULT, NEWER_RUNNER: None}, False),
+    "the newer runner for other models": ({CONFIG: NEWER_FOR_SOME}, False),
+    "no config": ({CONFIG: None}, False),
+    "the selector asks for MLA": ({PROPOSER: LOADS, SELECTOR: DECIDES}, False),
+    "the platform takes another": (
+        {PROPOSER: LOADS, CUDA: "class CudaPlatform:\n    pass\n"},
+        False,
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("source", "limited"),
-    [
-        (CONFIG, True),
-        (f"class OtherConfig:\n    attention_backend: str\n{CONFIG}", True),
-        (f"{CONFIG}    def f(self):\n        attention_backend: str = ''\n", True),
-        ("attention_backend: str = ''\n", True),
-        (None, True),
-        (f"{CONFIG}    attention_backend: AttentionBackendEnum | None = None\n", False),
-    ],
-    ids=["none", "of another class", "of a function", "of the module", "no config", "its own"],
-)
-def test_forced_mla_backend(tmp_path: Path, source: str | None, limited: bool) -> None:
-    assert ("forced-mla-backend" in codes(tmp_path, {SPECULATIVE: source})) is limited
+@pytest.mark.parametrize(("files", "limited"), INHERITS.values(), ids=INHERITS)
+def test_forced_mla_backend(tmp_path: Path, files: dict[str, str | None], limited: bool) -> None:
+    assert ("forced-mla-backend" in codes(tmp_path, files)) is limited
+
+
+def test_the_newer_runner_can_be_the_default_for_some_architectures(tmp_path: Path) -> None:
+    (model,) = select_models(("DeepseekV2ForCausalLM",))
+    assert codes(tmp_path, {CONFIG: NEWER_FOR_SOME}, model) == ("forced-mla-backend",)
 
 
 def platform(statement: str, function: str = "check_and_update_config") -> str:
-    return f"class CudaPlatform:\n    def {function}(cls, config):\n        {statement}\n"
+    return f"{REFUSES}\n    def {function}(cls, config):\n        {statement}\n"
 
 
-FORCES = "config.attention_config.backend = AttentionBackendEnum.CUTLASS_MLA"
+FORCES = "config.attention_config.backend = AttentionBackendEnum.FLASHINFER_MLA"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +220,8 @@ FORCES = "config.attention_config.backend = AttentionBackendEnum.CUTLASS_MLA"
         (platform("use_mla = backend == AttentionBackendEnum.CUTLASS_MLA"), False),
         (platform("backend = AttentionBackendEnum.CUTLASS_MLA"), False),
         (platform("config.other = AttentionBackendEnum.CUTLASS_MLA"), False),
-        (platform(FORCES, "get_attn_backend_cls"), False),
+        (platform(FORCES, "get_attn_backend"), False),
+        (platform(FORCES).replace("Selected", "Another"), False),
         (None, False),
     ],
     ids=[
@@ -156,19 +234,29 @@ FORCES = "config.attention_config.backend = AttentionBackendEnum.CUTLASS_MLA"
         "a local name",
         "another attribute",
         "another function",
+        "a platform that takes another",
         "no platform",
     ],
 )
 def test_blackwell(tmp_path: Path, source: str | None, limited: bool) -> None:
-    assert ("blackwell" in codes(tmp_path, {CUDA: source, SPECULATIVE: CONFIG})) is limited
+    assert ("blackwell" in codes(tmp_path, {CUDA: source, PROPOSER: LOADS})) is limited
 
 
 def test_blackwell_is_nothing_to_a_draft_model_with_a_backend_of_its_own(tmp_path: Path) -> None:
-    assert "blackwell" not in codes(tmp_path, {CUDA: platform(FORCES)})
+    assert codes(tmp_path, {CUDA: platform(FORCES)}) == ()
+    assert codes(tmp_path, {CUDA: platform(FORCES), PROPOSER: LOADS, SELECTOR: DECIDES}) == ()
+
+
+def test_blackwell_stays_where_the_target_has_blocks_that_flashinfer_cannot_read(
+    tmp_path: Path,
+) -> None:
+    cutlass = platform(FORCES.replace("FLASHINFER", "CUTLASS"))
+    files = {CUDA: cutlass, PROPOSER: LOADS, SELECTOR: DECIDES}
+    assert codes(tmp_path, files) == ("blackwell",)
 
 
 def test_blackwell_is_nothing_to_a_sparse_target(tmp_path: Path) -> None:
-    files = {CUDA: platform(FORCES), SPECULATIVE: CONFIG}
+    files = {CUDA: platform(FORCES), PROPOSER: LOADS}
     assert codes(tmp_path, files, SPARSE) == ("forced-mla-backend",)
 
 
@@ -214,12 +302,12 @@ def test_all_of_them_in_the_contracts_order(tmp_path: Path) -> None:
     files = {
         DEEPSEEK: stage('IntermediateTensors({"hidden_states": hidden_states})')
         + layer("x *= 1.0 / self.routed_scaling_factor if float16 else 1"),
-        UBATCH: "torch.cat(results)\n",
-        SPECULATIVE: CONFIG,
+        UBATCH: wrapper("", "torch.cat"),
         CUDA: platform(FORCES),
+        PROPOSER: LOADS,
         RUNNER: None,
     }
-    assert codes(tmp_path, files) == tuple(limits_text.MESSAGES)
+    assert (*codes(tmp_path, files), "platform") == tuple(limits_text.MESSAGES)
 
 
 def test_each_message_is_one_line() -> None:
@@ -231,5 +319,16 @@ def test_a_package_without_the_model_is_an_error(tmp_path: Path) -> None:
         codes(tmp_path, {DEEPSEEK: None})
 
 
-def test_the_evidence_is_every_file_that_is_read() -> None:
-    assert {f"vllm/{name}" for name in UNLIMITED} == set(limits.EVIDENCE)
+def test_the_evidence_is_every_file_that_is_read(tmp_path: Path) -> None:
+    """Beside the files of patches, which are pinned for themselves."""
+    everything = {**UNLIMITED, UBATCH: wrapper("", "torch.cat"), CONFIG: NEWER_BY_DEFAULT}
+    sources = write_package(tmp_path, everything)
+    read: set[str] = set()
+
+    class Recorded(Sources):
+        def module(self, path: str) -> ast.Module:
+            read.add(path)
+            return super().module(path)
+
+    limits.limits_of(Recorded(sources.root), DENSE)
+    assert read == {*limits.EVIDENCE, f"vllm/{SELECTOR}", f"vllm/{UBATCH}"}

@@ -127,16 +127,18 @@ def test_the_same_expression_whatever_its_layout(source: str, expected: bool) ->
     assert reading.same(node, "self.runner.groups[0][0]") is expected
 
 
-SETTER = "    def set_aux_hidden_state_layers(self, layers): pass\n"
-GETTER = "    def get_eagle3_aux_hidden_state_layers(self): pass\n"
-LATER_GETTER = "    def get_eagle3_default_aux_hidden_state_layers(self): pass\n"
+IMPORT = "from .interfaces import SupportsEagle3\n"
+SETTER = "    def set_aux_hidden_state_layers(self, layers): self.layers = layers\n"
+GETTER = "    def get_eagle3_aux_hidden_state_layers(self): return 2, 30, 58\n"
+LATER_GETTER = "    def get_eagle3_default_aux_hidden_state_layers(self): return 2, 30, 58\n"
+CLASS = f"class M(SupportsEagle3):\n{SETTER}{GETTER}"
 
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
         (f"class M(Module, SupportsEagle3):\n{SETTER}{GETTER}", True),
-        (f"class M(interfaces.SupportsEagle3):\n{SETTER}{LATER_GETTER}", True),
+        (f"class M(SupportsEagle3):\n{SETTER}{LATER_GETTER}", True),
         (f"class M(SupportsEagle3):\n{SETTER}{GETTER}{LATER_GETTER}", True),
         (f"class M(SupportsEagle):\n{SETTER}{GETTER}", False),
         (f"class M(SupportsEagle3):\n{GETTER}", False),
@@ -156,8 +158,97 @@ LATER_GETTER = "    def get_eagle3_default_aux_hidden_state_layers(self): pass\n
     ],
 )
 def test_the_interface_is_a_base_and_two_methods(source: str, expected: bool) -> None:
-    assert reading.implements_eagle3(reading.find_class(ast.parse(source), "M")) is expected
+    assert implements(IMPORT + source) is expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (IMPORT + CLASS, True),
+        (f"if NEW:\n    {IMPORT}{CLASS}", True),
+        ("from .others import Eagle3 as SupportsEagle3\n" + CLASS, True),
+        ("class SupportsEagle3(Protocol): pass\n" + CLASS, True),
+        ("from . import interfaces\n" + CLASS.replace("(S", "(interfaces.S"), True),
+        ("import vllm.interfaces\n" + CLASS.replace("(S", "(vllm.interfaces.S"), True),
+        (CLASS, False),
+        (CLASS.replace("(S", "(interfaces.S"), False),
+        ("from .interfaces import SupportsEagle\n" + CLASS, False),
+        ("from .interfaces import SupportsEagle3 as Eagle3\n" + CLASS, False),
+        (f"def f():\n    {IMPORT}{CLASS}", False),
+    ],
+    ids=[
+        "imported",
+        "imported under a condition",
+        "imported under this name",
+        "a class of the module",
+        "a module imported",
+        "a module imported by its whole name",
+        "neither",
+        "no such module",
+        "another protocol imported",
+        "imported under another name",
+        "imported in a function",
+    ],
+)
+def test_a_base_counts_where_its_name_is_known(source: str, expected: bool) -> None:
+    assert implements(source) is expected
+    assert implements(source, protocol=False)
+
+
+EMPTY = {
+    "pass": "pass",
+    "dots": "...",
+    "a docstring": "'Set them.'",
+    "a docstring and pass": "'Set them.'; pass",
+    "an error": "raise NotImplementedError",
+}
+
+
+@pytest.mark.parametrize("body", EMPTY.values(), ids=EMPTY)
+@pytest.mark.parametrize("protocol", [True, False])
+def test_a_method_that_does_nothing_is_no_method(body: str, protocol: bool) -> None:
+    for done in ("self.layers = layers", "return 2, 30, 58"):
+        assert done in CLASS
+        assert not implements(IMPORT + CLASS.replace(done, body), protocol=protocol)
+
+
+@pytest.mark.parametrize(
+    "body", ["return", "return None", "self.ids()", "f = lambda: 1", "x = 1; return"]
+)
+def test_a_getter_that_returns_nothing_is_no_getter(body: str) -> None:
+    assert not implements(IMPORT + CLASS.replace("return 2, 30, 58", body))
+
+
+def test_a_getter_whose_helper_returns_is_no_getter() -> None:
+    helper = "\n        def f():\n            return 1"
+    assert not implements(IMPORT + CLASS.replace(" return 2, 30, 58", helper))
 
 
 def test_no_class_implements_nothing() -> None:
-    assert not reading.implements_eagle3(None)
+    assert not reading.implements_eagle3(MODULE, None)
+
+
+def implements(source: str, *, protocol: bool = True) -> bool:
+    module = ast.parse(source)
+    return reading.implements_eagle3(module, reading.find_class(module, "M"), protocol=protocol)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a = b.c = 1", ["a", "b.c"]),
+        ("a: int = 1", ["a"]),
+        ("a: int", []),
+        ("a += 1", []),
+        ("f(a)", []),
+    ],
+)
+def test_what_a_statement_gives_a_value_to(source: str, expected: list[str]) -> None:
+    (statement,) = ast.parse(source).body
+    assert [ast.unparse(target) for target in reading.assigned(statement)] == expected
+
+
+def test_a_scope_ends_where_another_begins() -> None:
+    source = "a\nif b:\n    c\ndef f():\n    d\nclass C:\n    e\nlambda: g\n"
+    nodes = reading.within_scope(ast.parse(source))
+    assert [node.id for node in nodes if isinstance(node, ast.Name)] == ["a", "b", "c"]

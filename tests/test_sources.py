@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     assert not sources.exists(FILE)
     with pytest.raises(UnsupportedError) as caught:
         sources.read(FILE)
-    assert caught.value.message == f"{FILE} is a folder"
+    assert caught.value.message.startswith(f"{FILE} is no file of vLLM's: not a regular file")
 
 
 def test_a_file_too_large_to_be_vllms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +88,10 @@ def test_a_file_too_large_to_be_vllms(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_file_that_may_not_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
-    def refuse(_: Path) -> bytes:
+    def refuse(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(NotWritableError) as caught:
         Sources(tmp_path).read(FILE)
     assert caught.value.code == "unreadable"

@@ -23,12 +23,18 @@ from small_installation import (
     old,
     tree,
 )
-from vllm_eagle3_patch import state_folder
-from vllm_eagle3_patch.errors import NotWritableError
+from vllm_eagle3_patch import commands, state_folder
+from vllm_eagle3_patch.errors import NotWritableError, PatchError
 from vllm_eagle3_patch.folder import Folder
 from vllm_eagle3_patch.journal import APPLY, Journal, Replacement, journal_in
 from vllm_eagle3_patch.records import StateCorruptError, UnsafeStateError, safe_path
-from vllm_eagle3_patch.state import Manifest, manifest_bytes, original_bytes, read_manifest
+from vllm_eagle3_patch.state import (
+    Manifest,
+    lost_originals,
+    manifest_bytes,
+    original_bytes,
+    read_manifest,
+)
 from vllm_eagle3_patch.transaction import recover, revert, unfinished
 
 Damage = Callable[[dict[str, Any]], object]
@@ -388,6 +394,96 @@ def test_a_recovery_of_a_revert_whose_previous_files_are_gone_says_so(
     shutil.copy2(state / "copies/1" / PLAIN, root / PLAIN)
     with pytest.raises(StateCorruptError, match="gone or damaged"):
         recover(root)
+
+
+def damage_manifest(root: Path, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = root / state_folder.FOLDER
+    if problem == "state-newer":
+        damage(state, lambda document: document.update(schema=2))
+    elif problem == "state-corrupt":
+        (state / "manifest.json").unlink()
+    else:
+        real = Folder.snapshot
+
+        def refuse(folder: Folder, name: str, **options: Any) -> Any:
+            if name == "manifest.json":
+                raise PermissionError(13, "Permission denied", str(folder.path / name))
+            return real(folder, name, **options)
+
+        monkeypatch.setattr(Folder, "snapshot", refuse)
+
+
+@pytest.mark.parametrize(
+    ("problem", "exit_code"), [("state-newer", 5), ("state-corrupt", 5), ("permission", 7)]
+)
+def test_the_revert_command_says_what_keeps_the_state_from_being_read(
+    root: Path, problem: str, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "vllm/__init__.py").touch()
+    model = root / "vllm/model_executor/models/deepseek_v2.py"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"class DeepseekV2Model: pass  # vllm-eagle3-patch: deepseek-v2\n")
+    damage_manifest(root, problem, monkeypatch)
+    before = tree(root)
+    with pytest.raises(PatchError) as caught:
+        commands.revert(commands.Where(site_packages=root))
+    assert (caught.value.code, caught.value.exit_code) == (problem, exit_code)
+    assert tree(root) == before
+
+
+def forget(state: Path, path: str) -> None:
+    """Remove an entry from a manifest, as by hand."""
+    damage(
+        state,
+        lambda document: document.update(files=[e for e in document["files"] if e["path"] != path]),
+    )
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_revert_never_removes_an_original_that_the_manifest_does_not_name(
+    root: Path, state: Path, linked: bool
+) -> None:
+    forget(state, PLAIN)
+    if not linked:
+        (state / "originals/1" / PLAIN).unlink()
+    planned = revert(root, dry_run=True)
+    result = revert(root)
+    assert result == planned
+    assert result.reverted == (LINKED, SYMLINK)
+    shelf = "originals" if linked else "copies"
+    assert result.unclaimed == (f"{state_folder.FOLDER}/{shelf}/1/{PLAIN}",)
+    assert not result.state_removed
+    assert (root / result.unclaimed[0]).read_bytes() == old(PLAIN)
+    # The state stays one that can be read, and a second time changes nothing.
+    before = tree(root)
+    assert revert(root).unclaimed == result.unclaimed
+    assert tree(root) == before
+    # Put back by hand, nothing is left to keep.
+    (root / result.unclaimed[0]).replace(root / PLAIN)
+    (state / "copies/1" / PLAIN).unlink(missing_ok=True)
+    assert revert(root).state_removed
+    assert contents(root) == OLD
+    assert not state.exists()
+
+
+def test_the_revert_command_names_what_the_manifest_does_not(root: Path, state: Path) -> None:
+    (root / "vllm/__init__.py").touch()
+    forget(state, PLAIN)
+    report = commands.revert(commands.Where(site_packages=root))
+    assert any(f"originals/1/{PLAIN}" in note for note in report.notes)
+
+
+def test_a_lost_original_is_found_without_reading_it(root: Path, state: Path) -> None:
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert lost_originals(root, manifest) == ()
+    (state / "originals/1" / PLAIN).unlink()
+    (state / "copies/1" / SYMLINK).unlink()
+    assert lost_originals(root, manifest) == ()
+    (state / "copies/1" / PLAIN).unlink()
+    assert lost_originals(root, manifest) == (PLAIN,)
+    shutil.rmtree(state)
+    assert lost_originals(root, manifest) == PATHS
 
 
 def test_paths_in_the_package_are_safe() -> None:

@@ -8,7 +8,7 @@ from fake_package import write_package
 from vllm_eagle3_patch import survey
 from vllm_eagle3_patch.errors import AnchorNotFoundError, UnsupportedError
 from vllm_eagle3_patch.facts import ModelFacts
-from vllm_eagle3_patch.family import FAMILY, FamilyModel
+from vllm_eagle3_patch.family import FAMILY, FamilyModel, select_models
 
 REGISTRY = "model_executor/models/registry.py"
 DEEPSEEK = "model_executor/models/deepseek_v2.py"
@@ -17,10 +17,11 @@ SPECULATIVE = "config/speculative.py"
 PROPOSER = "v1/spec_decode/eagle.py"
 INTERFACES = "model_executor/models/interfaces.py"
 KV_CACHE = "v1/core/kv_cache_utils.py"
+DRAFT_MODEL = "model_executor/models/llama_eagle3.py"
 
 METHODS = """
-    def set_aux_hidden_state_layers(self, layers): pass
-    def get_eagle3_aux_hidden_state_layers(self): pass
+    def set_aux_hidden_state_layers(self, layers): self.model.layers = layers
+    def get_eagle3_aux_hidden_state_layers(self): return 2, 30, 58
 """
 READY = {
     REGISTRY: """
@@ -33,7 +34,11 @@ _MULTIMODAL_MODELS = {
 }
 """,
     DEEPSEEK: f"""
+from .interfaces import SupportsEagle3
+
 class DeepseekV2Model(nn.Module):
+    aux_hidden_state_layers = ()
+
     def forward(self, hidden_states):
         aux_hidden_states = []
         for layer in self.layers:
@@ -43,7 +48,11 @@ class DeepseekV2Model(nn.Module):
 
 class DeepseekV2ForCausalLM(SupportsEagle3):{METHODS}
 """,
-    KIMI: f"class KimiK25ForConditionalGeneration(SupportsEagle3):{METHODS}",
+    KIMI: f"""
+from .interfaces import SupportsEagle3
+
+class KimiK25ForConditionalGeneration(SupportsEagle3):{METHODS}
+""",
     SPECULATIVE: """
 class SpeculativeConfig:
     attention_backend: str | None = None
@@ -144,8 +153,11 @@ def test_what_each_model_lacks(
 
 
 def test_limits_are_the_models_own(tmp_path: Path) -> None:
-    found = facts(tmp_path, {SPECULATIVE: "class SpeculativeConfig: pass\n"})
-    assert found["DeepseekV3ForCausalLM"].limits == ("forced-mla-backend",)
+    hands_on = "aux_hidden_states = []\n        IntermediateTensors({'hidden_states': 1})"
+    found = facts(
+        tmp_path, {DEEPSEEK: READY[DEEPSEEK].replace("aux_hidden_states = []", hands_on, 1)}
+    )
+    assert found["DeepseekV3ForCausalLM"].limits == ("pipeline-parallel",)
 
 
 def test_a_registered_model_whose_file_is_elsewhere_is_not_ready(tmp_path: Path) -> None:
@@ -159,8 +171,16 @@ def test_a_registered_model_whose_file_is_elsewhere_is_not_ready(tmp_path: Path)
 def test_models_in_the_familys_order(tmp_path: Path) -> None:
     names = [model.architecture for model in FAMILY]
     source = f"_MODELS = {dict.fromkeys(reversed(names))}\n"
-    sources = write_package(tmp_path, {REGISTRY: source})
-    assert survey.shipped(sources) == FAMILY
+    files = {REGISTRY: source, DEEPSEEK: "", "model_executor/models/mistral_large_3.py": ""}
+    assert survey.shipped(write_package(tmp_path, files)) == FAMILY
+
+
+def test_a_wrapper_whose_language_model_is_not_there_is_no_model_of_the_family(
+    tmp_path: Path,
+) -> None:
+    """Pixtral is older than Mistral-Large-3, which alone makes it one."""
+    source = '_MODELS = {"PixtralForConditionalGeneration": ("pixtral", "Pixtral")}\n'
+    assert survey.shipped(write_package(tmp_path, {REGISTRY: source, DEEPSEEK: ""})) == ()
 
 
 @pytest.mark.parametrize(
@@ -191,49 +211,58 @@ def test_a_registry_that_is_not_python(tmp_path: Path) -> None:
 # What the engine can run
 
 PAGES = "one page size"
-BUILDER = "target's builder"
-GROUPS = "self.runner.attn_groups[0][0]"
-
-
-def propose(body: str, name: str = "propose") -> str:
-    return f"class EagleProposer:\n    def {name}(self):\n        {body}\n"
+EMBEDDINGS = "does not support multimodal inputs yet"
+REFUSES = f'raise NotImplementedError(f"{{type(self).__name__}} {EMBEDDINGS}.")\n'
+(TEXT_MODEL,) = select_models(("deepseek_v3",))[:1]
+(WRAPPER,) = select_models(("kimi_k25",))
 
 
 @pytest.mark.parametrize(
-    ("files", "reason"),
+    ("files", "text_model", "wrapper"),
     [
-        ({KV_CACHE: "def unify(specs): raise NotImplementedError\n"}, PAGES),
-        ({KV_CACHE: None}, PAGES),
-        ({PROPOSER: propose(f"builder = {GROUPS}.metadata_builders[0]")}, BUILDER),
-        ({PROPOSER: propose("builder = self.runner.attn_groups[0] [\n 0].builder")}, BUILDER),
-        ({PROPOSER: propose("builder = self.runner.attn_groups[group][0]")}, None),
-        ({PROPOSER: propose(f"builder = {GROUPS}", "propose_tree")}, None),
-        ({PROPOSER: "from .llm_base_proposer import *\n"}, None),
-        ({PROPOSER: None}, None),
+        ({KV_CACHE: "def unify(specs): raise NotImplementedError\n"}, PAGES, PAGES),
+        ({KV_CACHE: None}, PAGES, PAGES),
+        ({KV_CACHE: "", DRAFT_MODEL: REFUSES}, PAGES, PAGES),
+        ({DRAFT_MODEL: REFUSES}, None, EMBEDDINGS),
+        ({DRAFT_MODEL: "return self.model(input_ids, inputs_embeds)\n"}, None, None),
+        ({DRAFT_MODEL: None}, None, None),
     ],
     ids=[
-        "one page size, as 0.10.2",
+        "one page size",
         "no KV cache manager",
-        "the target's builder, as 0.11.0",
-        "the same in another layout",
-        "the draft's own builder",
-        "in another function",
-        "no propose",
-        "no proposer",
+        "one page size and text only, as 0.10.2",
+        "text only, as 0.11.0",
+        "able",
+        "no draft model",
     ],
 )
 def test_why_the_engine_cannot_run_it(
-    tmp_path: Path, files: dict[str, str | None], reason: str | None
+    tmp_path: Path, files: dict[str, str | None], text_model: str | None, wrapper: str | None
 ) -> None:
     present = {name: text for name, text in {**READY, **files}.items() if text is not None}
-    found = survey.engine_reason(write_package(tmp_path, present))
-    assert found is None if reason is None else reason in (found or "")
+    package = write_package(tmp_path, present)
+    for model, reason in ((TEXT_MODEL, text_model), (WRAPPER, wrapper)):
+        found = survey.engine_reason(package, model)
+        assert found is None if reason is None else reason in (found or "")
+        assert "\n" not in (found or "")
+
+
+def test_an_engine_that_knows_one_page_size_says_what_works_instead(tmp_path: Path) -> None:
+    found = survey.engine_reason(write_package(tmp_path, {KV_CACHE: ""}), TEXT_MODEL)
+    assert "VLLM_MLA_DISABLE=1" in (found or "")
 
 
 def test_an_engines_reason_is_every_models(tmp_path: Path) -> None:
     for model in facts(tmp_path, {KV_CACHE: ""}).values():
         assert PAGES in (model.reason or "")
         assert (model.engine, model.interface, model.ready) == (True, True, False)
+
+
+def test_the_draft_models_reason_is_the_wrappers_only(tmp_path: Path) -> None:
+    found = facts(tmp_path, {DRAFT_MODEL: REFUSES})
+    assert found["DeepseekV3ForCausalLM"].ready
+    wrapper = found["KimiK25ForConditionalGeneration"]
+    assert (wrapper.engine, wrapper.interface, wrapper.ready) == (True, True, False)
 
 
 ORPHAN = FamilyModel("OrphanForCausalLM", ("orphan",), ("deepseek_v3",), ("deepseek-v2", "none"))
@@ -252,6 +281,6 @@ def test_a_model_whose_patch_does_not_exist(
 
 
 def test_the_evidence_is_every_file_that_is_read() -> None:
-    files = {f"vllm/{name}" for name in (REGISTRY, KV_CACHE, PROPOSER)}
+    files = {f"vllm/{name}" for name in (REGISTRY, KV_CACHE, DRAFT_MODEL)}
     assert files < set(survey.EVIDENCE)
     assert list(survey.EVIDENCE) == sorted(set(survey.EVIDENCE))

@@ -449,7 +449,7 @@ def test_revert_drops_what_it_kept_of_another_vllm(root: Path) -> None:
     assert STATE not in names(root)
 
 
-@pytest.mark.parametrize("gone", ["vllm", "vllm/config", PLAIN])
+@pytest.mark.parametrize("gone", ["vllm", "vllm/config"])
 def test_revert_when_vllm_is_removed_or_half_removed(root: Path, gone: str) -> None:
     apply(root)
     subprocess.run(["rm", "-r", root / gone], check=True)
@@ -458,6 +458,62 @@ def test_revert_when_vllm_is_removed_or_half_removed(root: Path, gone: str) -> N
     assert all((root / path).read_bytes() == old(path) for path in result.reverted)
     assert not (root / gone).exists()
     assert STATE not in names(root)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_revert_puts_a_deleted_file_back(root: Path, tmp_path: Path, links: bool) -> None:
+    before = tree(tmp_path)
+    apply(root)
+    for path in (LINKED, SYMLINK):
+        (root / path).unlink()
+    if not links:
+        for path in PATHS:
+            (root / STATE / "originals/1" / path).unlink()
+    planned = revert(root, dry_run=True)
+    result = revert(root, all_or_none=True)
+    assert result == planned
+    assert result.reverted == PATHS
+    assert result.stale == ()
+    assert result.state_removed
+    assert contents(root) == OLD
+    if links:
+        assert tree(tmp_path) == before
+    else:
+        now, then = (root / LINKED).stat(), before[f"site-packages/{LINKED}"]
+        assert (now.st_mode, now.st_mtime_ns) == (then[0], then[2])
+
+
+def test_a_failing_revert_keeps_the_original_of_a_deleted_file(root: Path) -> None:
+    apply(root)
+    (root / LINKED).unlink()
+
+    def fail(moment: str, operation: str, path: Path) -> None:
+        if (moment, operation) == ("before", "rename") and path == root / PLAIN:
+            filesystem.step = filesystem.go_on
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with stepping(fail), pytest.raises(NotWritableError):
+        revert(root)
+    assert unfinished(root) is None
+    assert contents(root) == NEW | {LINKED: old(LINKED)}
+    assert revert(root).already_original == (LINKED,)
+    assert contents(root) == OLD
+    assert STATE not in names(root)
+
+
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize("place", [LINKED, "vllm/config"])
+def test_revert_leaves_what_is_no_file_and_its_original(
+    root: Path, place: str, force: bool
+) -> None:
+    apply(root)
+    (root / place).rename(root / "elsewhere")
+    (root / place).mkdir() if place == LINKED else (root / place).symlink_to(root / "elsewhere")
+    result = revert(root, force=force)
+    assert result.left_alone == tuple(path for path in PATHS if path.startswith(place))
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert original_bytes(root, manifest.files[LINKED]) == old(LINKED)
 
 
 def test_revert_with_nothing_to_revert_writes_nothing(root: Path) -> None:

@@ -6,6 +6,7 @@ Run as ``python -m tools.write_matrix [VERSION ...]``; without a version, every 
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from pathlib import Path
@@ -83,7 +84,10 @@ def apply_set(sources: Sources, before: tuple[ModelFacts, ...], *, harden: bool 
     """Apply the default set of patches, or with ``--harden``."""
     shipped = {facts.architecture for facts in before}
     models = tuple(model for model in FAMILY if model.architecture in shipped)
-    lacking = {name for facts in before if facts.reason is None for name in facts.missing}
+    possible = [facts for facts in before if facts.reason is None or facts.engine]
+    ready = [facts for facts in possible if facts.reason is None]
+    # Where no model can be ready, what --interface-only adds is pinned.
+    lacking = {name for facts in ready or possible for name in facts.missing}
     patched = Patched({}, {})
     for patch in chosen_patches(lacking, harden=harden):
         _apply(patch, sources, models, patched)
@@ -132,8 +136,13 @@ def write(name: str, root: Path) -> Path:
 
 def main(names: list[str]) -> None:
     """Write the releases named, or all."""
-    for name in names or releases():
-        print(write(name, fetch(name)))
+    with ProcessPoolExecutor() as pool:
+        for file in pool.map(_fetch_and_write, names or releases()):
+            print(file, flush=True)
+
+
+def _fetch_and_write(name: str) -> Path:
+    return write(name, fetch(name))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -136,20 +137,28 @@ def classify(installation: Installation) -> Assessment:
 def identify(
     sources: Sources, installation: Installation, manifest: Manifest | None
 ) -> Release | None:
-    """The release whose files these are: by their content, or as they were installed."""
+    """The release whose files these are: by their content, else as they were installed."""
+    first = matrix.base_version(installation.version)
     entries = manifest.files if manifest else {}
 
-    def belongs(path: str, pin: matrix.FilePin) -> bool:
+    def has_content(path: str, pin: matrix.FilePin) -> bool:
         digest = sources.digest(path)
         entry = entries.get(path)
         if entry is not None and digest == entry.written:
             return entry.original == pin.original
-        known = (pin.original, pin.patched, pin.hardened)
-        return digest in known or installation.record.get(path) in known
+        return digest in (pin.original, pin.patched, pin.hardened)
 
-    for release in matrix.releases(first=matrix.base_version(installation.version)):
-        if all(belongs(path, pin) for path, pin in release.files.items()):
-            return release
+    def was_installed(path: str, pin: matrix.FilePin) -> bool:
+        return has_content(path, pin) or installation.record.get(path) in (
+            pin.original,
+            pin.patched,
+            pin.hardened,
+        )
+
+    for belongs in (has_content, was_installed):
+        for release in matrix.releases(first):
+            if all(belongs(path, pin) for path, pin in release.files.items()):
+                return release
     return None
 
 
@@ -169,21 +178,49 @@ def _status(
     manifest: Manifest | None,
 ) -> FileStatus:
     digest = sources.digest(path)
-    pin = release.files[path] if release else None
     entry = manifest.files.get(path) if manifest else None
     if digest is None:
-        return FileStatus(path, "missing", None, (), known=False, stale=entry is not None)
+        something = os.path.lexists(sources.root / path)
+        return FileStatus(path, "modified" if something else "missing", None, (), known=False)
     if entry is not None and digest == entry.written:
-        return FileStatus(path, "patched", digest, entry.patches, known=True, entry=entry)
+        # With --force an edited file was patched: its original is in no release.
+        known = release is None or entry.original == release.files[path].original
+        return FileStatus(path, "patched", digest, entry.patches, known=known, entry=entry)
+    pin = _pin_of(path, digest, release)
     stale = entry is not None
-    if pin is not None and digest in (pin.original, pin.patched, pin.hardened):
+    if pin is not None:
         state = "pristine" if digest == pin.original else "patched"
-        return FileStatus(path, state, digest, pin.patches, known=True, stale=stale)
+        patches = pin.patches if release is not None else ()
+        return FileStatus(path, state, digest, patches, known=True, stale=stale)
+    return _unknown_status(path, digest, sources, installation, entry)
+
+
+def _pin_of(path: str, digest: str, release: Release | None) -> matrix.FilePin | None:
+    """What the matrix knows of a content: of this release, or of any if it is none of them."""
+    releases = (release,) if release is not None else matrix.releases()
+    for candidate in releases:
+        pin = candidate.files.get(path)
+        if pin is not None and digest in (pin.original, pin.patched, pin.hardened):
+            return pin
+    return None
+
+
+def _unknown_status(
+    path: str,
+    digest: str,
+    sources: Sources,
+    installation: Installation,
+    entry: ManifestEntry | None,
+) -> FileStatus:
+    """A content that neither the matrix nor our manifest knows."""
     markers = tuple(
         dict.fromkeys(name.decode() for name in _MARKERS.findall(sources.read(path) or b""))
     )
     recorded = installation.record.get(path)
-    if digest == recorded or (recorded is None and not markers and not stale):
+    restored = entry is not None and digest == entry.original
+    as_installed = digest == recorded or (recorded is None and not markers and entry is None)
+    if restored or as_installed:
+        stale = entry is not None
         return FileStatus(path, "pristine", digest, (), known=False, stale=stale)
     state = "patched" if markers and entry is None else "modified"
     return FileStatus(path, state, digest, markers, known=False)

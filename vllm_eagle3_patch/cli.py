@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from vllm_eagle3_patch import __version__
-from vllm_eagle3_patch.errors import PatchError
+from vllm_eagle3_patch import __version__, ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,29 +19,39 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.plan import Options
     from vllm_eagle3_patch.report import Report
 
-INTERNAL_ERROR = 70
-INTERRUPTED = 130
-
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class _Program(click.Group):
-    """The group of commands; wrong usage with ``--json`` prints its JSON document too."""
+    """The group of commands; wrong usage and unwritable output end as everything else does."""
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **named: Any) -> Any:
         given = sys.argv[1:] if args is None else list(args)
-        if "--json" in given:
-            named["standalone_mode"] = False
-            try:
-                super().main(given, *more, **named)
-            except click.UsageError as error:
-                _usage_document(error)
-                error.show()
-                sys.exit(error.exit_code)
-            except click.exceptions.Exit as end:
-                sys.exit(end.exit_code)
-            sys.exit(0)
-        return super().main(given, *more, **named)
+        named["standalone_mode"] = False
+        try:
+            code = super().main(given, *more, **named)
+        except click.ClickException as error:
+            code = ending.end_of_usage_error(error, given)
+        except click.Abort:
+            code = ending.end_of_abort(given)
+        except OSError as error:
+            if "--debug" in given:
+                raise
+            code = 0  # Only the help and the version are not printed by a command.
+            ending.end_of_unwritten_output(error, code)
+        sys.exit(code)
+
+
+class _Folder(click.Path):
+    """A path; whether it can be read is found out, and told, by who reads it."""
+
+    def __init__(self) -> None:
+        super().__init__(readable=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path names nothing", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @click.group(
@@ -67,7 +76,7 @@ def _options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-_folder = click.Path(path_type=Path)
+_folder = _Folder()
 _output = _options(
     click.option("--json", is_flag=True, help="Print one JSON document."),
     click.option("--debug", is_flag=True, help="Show a traceback with an error."),
@@ -122,7 +131,8 @@ def check(json: bool, debug: bool, **given: Any) -> NoReturn:
     def run() -> Report:
         from vllm_eagle3_patch import commands
 
-        return commands.check(_given_where(given), _given_options(given))
+        report = commands.check(_given_where(given), _given_options(given))
+        return replace(report, options=_options_of_apply(given))
 
     _run(run, as_json=json, debug=debug, command="check")
 
@@ -149,7 +159,7 @@ def apply(json: bool, debug: bool, dry_run: bool, diff: bool, **given: Any) -> N
         where, options = _given_where(given), _given_options(given)
         return commands.apply(where, options, dry_run=dry_run, show_diff=diff)
 
-    _run(run, as_json=json, debug=debug, command="apply")
+    _run(run, as_json=json, debug=debug, command="apply", dry_run=dry_run or diff)
 
 
 @cli.command()
@@ -165,7 +175,7 @@ def revert(json: bool, debug: bool, dry_run: bool, force: bool, **given: Any) ->
 
         return commands.revert(_given_where(given), force=force, dry_run=dry_run)
 
-    _run(run, as_json=json, debug=debug, command="revert")
+    _run(run, as_json=json, debug=debug, command="revert", dry_run=dry_run)
 
 
 @cli.command("diff")
@@ -189,22 +199,25 @@ def show_diff(json: bool, debug: bool, **given: Any) -> NoReturn:
 @cli.command()
 @click.option("--release", metavar="VERSION", help="One release, with its pins.")
 @_output
-def matrix(json: bool, debug: bool, release: str | None) -> None:
+def matrix(json: bool, debug: bool, release: str | None) -> NoReturn:
     """Show the compatibility matrix: a row a release, a column a model."""
-    del debug
-    from vllm_eagle3_patch import matrix as pins
-    from vllm_eagle3_patch import render
 
-    one = pins.load(release) if release else None
-    if release and one is None:
-        raise click.BadParameter(f"no release {release} in the matrix", param_hint="--release")
-    releases = [one] if one else list(pins.oldest_first())
-    if json:
-        render.print_json(pins.document(releases))
-    elif one is not None:
-        render.print_release(one)
-    else:
-        render.print_matrix(releases)
+    def run() -> ending.Ending:
+        from vllm_eagle3_patch import matrix as pins
+        from vllm_eagle3_patch import render
+
+        if release is None:
+            releases = pins.oldest_first()
+            show = functools.partial(render.print_matrix, releases)
+            return ending.Ending(0, lambda: pins.document(releases), show)
+        one = pins.load(release)
+        if one is None:
+            message = f"no release {release} in the matrix"
+            raise click.BadParameter(message, param_hint="--release")
+        show = functools.partial(render.print_release, one)
+        return ending.Ending(0, lambda: pins.document([one]), show)
+
+    ending.run_to_end(run, command="matrix", as_json=json, debug=debug)
 
 
 def main() -> NoReturn:
@@ -248,54 +261,23 @@ def _known_patches(*names: str) -> None:
             raise click.BadParameter(message, param_hint="--only / --skip")
 
 
-def _run(run: Callable[[], Report], *, as_json: bool, debug: bool, command: str) -> NoReturn:
-    """Run a command, print its report or its error, and exit with its code."""
-    from vllm_eagle3_patch import render
-
-    try:
-        report = run()
-    except PatchError as error:
-        if debug:
-            traceback.print_exc()
-        if as_json:
-            render.print_json(_error_document(error, command))
-        render.print_error(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; no file was left half-changed\n")
-        sys.exit(INTERRUPTED)
-    except click.ClickException:
-        raise
-    except Exception as error:
-        if debug:
-            raise
-        message = render.printable(f"{type(error).__name__}: {error}")
-        sys.stderr.write(f"error: internal error: {message}\n  run it with --debug and report it\n")
-        sys.exit(INTERNAL_ERROR)
-    if as_json:
-        render.print_json(report.document())
-    elif command == "diff" and report.diff is not None:
-        render.print_diff(report.diff)
-    else:
-        render.print_report(report)
-    sys.exit(report.exit_code)
+def _options_of_apply(given: dict[str, Any]) -> tuple[str, ...]:
+    """The selecting options of ``check`` as ``apply`` takes them."""
+    flags = ("unpinned", "interface_only", "harden")
+    words = [f"--{name.replace('_', '-')}" for name in flags if given[name]]
+    for option in ("only", "skip"):
+        for name in given[option]:
+            words += [f"--{option}", name]
+    return tuple(words)
 
 
-def _error_document(error: PatchError, command: str) -> dict[str, Any]:
-    from vllm_eagle3_patch.classify import Problem
-    from vllm_eagle3_patch.report import Report
-
-    problems = (Problem.of(error),)
-    report = Report(command, error.exit_code, installation=error.installation, problems=problems)
-    return report.document()
-
-
-def _usage_document(error: click.UsageError) -> None:
-    from vllm_eagle3_patch import render
-    from vllm_eagle3_patch.classify import Problem
-    from vllm_eagle3_patch.report import Report
-
-    command = (error.ctx.info_name if error.ctx else None) or "vllm-eagle3-patch"
-    hint = f"see vllm-eagle3-patch {command} --help" if error.ctx else "see --help"
-    problem = Problem("usage", render.printable(error.format_message()), hint)
-    render.print_json(Report(command, error.exit_code, problems=(problem,)).document())
+def _run(
+    run: Callable[[], Report], *, as_json: bool, debug: bool, command: str, dry_run: bool = False
+) -> NoReturn:
+    ending.run_to_end(
+        lambda: ending.Ending.of(run()),
+        command=command,
+        as_json=as_json,
+        debug=debug,
+        dry_run=dry_run,
+    )

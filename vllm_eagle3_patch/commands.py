@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from vllm_eagle3_patch.transaction import KeptAside
 
-CORRUPT = ("state-corrupt", "state-unsafe")
-
 
 @dataclass(frozen=True)
 class Where:
@@ -133,14 +131,14 @@ def _revert(
 ) -> Report:
     from vllm_eagle3_patch import transaction
 
-    assessment = classify(installation)
-    if any(problem.code in CORRUPT for problem in assessment.problems):
+    if has_traces(installation.root):
         from vllm_eagle3_patch.state import read_manifest
 
-        read_manifest(installation.root)  # raises what the problem says
+        read_manifest(installation.root)  # raises what keeps it from being read
+    assessment = classify(installation)
     if assessment.manifest is None and any(s.state == "patched" for s in assessment.files):
         raise UnsupportedError(
-            "patched, but no originals are kept here: the state folder is gone",
+            "patched, but no originals are kept here",
             "reinstall vLLM to get the original files back",
             code="no-original",
         )
@@ -153,6 +151,10 @@ def _revert(
     )
     notes += tuple(f"not as we left it, left alone: {path}" for path in result.left_alone)
     notes += tuple(f"dropped what was kept of a file that is not ours: {p}" for p in result.stale)
+    notes += tuple(
+        f"kept, but the manifest does not say of what: {path}; put it back by hand, or delete it"
+        for path in result.unclaimed
+    )
     notes += _kept(result.kept_aside)
     if result.reverted and not dry_run:
         notes += _restart(installation.root)
@@ -241,8 +243,17 @@ def _recover(root: Path, *, dry_run: bool) -> tuple[str, ...]:
         raise in_the_way
     from vllm_eagle3_patch import transaction
 
-    transaction.recover(root)
-    return ("an interrupted run was found and undone first",)
+    result = transaction.recover(root)
+    if result is None:
+        return ()
+    if result.outcome == "completed":
+        done = f"an interrupted {result.operation} was found: it was done but for tidying up"
+    else:
+        done = f"an interrupted {result.operation} was found and undone first"
+    return (
+        done,
+        *(f"changed by someone else meanwhile, left alone: {path}" for path in result.left_alone),
+    )
 
 
 def _check_from_disk(installation: Installation, options: Options) -> None:

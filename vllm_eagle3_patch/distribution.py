@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import posixpath
+import re
 from binascii import a2b_base64
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from vllm_eagle3_patch.site_folder import PACKAGE
 _ANCHOR = f"{PACKAGE}/__init__.py".encode()
 _TELLING_FILES = (f"{PACKAGE}/_version.py", f"{PACKAGE}/__init__.py")
 _TO_STANDARD_BASE64 = bytes.maketrans(b"-_", b"+/")
-_SHA256_LENGTH = 64
+_SHA256 = re.compile(r"[A-Za-z0-9_+/-]{43}=?")
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,21 @@ def distribution_of(root: Path, path: Iterable[Path]) -> Distribution:
 def read_record(info: Path, root: Path) -> dict[str, str]:
     """The sha256 of each file as it was installed, in hexadecimal, by its path from ``root``.
 
-    Files that RECORD lists without a sha256 are left out.
+    Files that RECORD lists without a sha256, or with what cannot be one, are left out.
+
+    Raises:
+        OSError: RECORD cannot be read.
+        ValueError: It is no table.
     """
     hashes = {}
     beside = info.parent == root
     for path, value in _record_rows((info / "RECORD").read_bytes()):
         algorithm, _, encoded = value.partition("=")
-        if algorithm == "sha256":
+        encoded = encoded.strip()
+        if algorithm == "sha256" and _SHA256.fullmatch(encoded):
             digest = a2b_base64(encoded.encode().translate(_TO_STANDARD_BASE64) + b"==").hex()
-            if len(digest) == _SHA256_LENGTH:
-                plain = beside and not path.startswith("/") and ".." not in path
-                hashes[path if plain else _from_root(path, info.parent, root)] = digest
+            plain = beside and not path.startswith("/") and ".." not in path
+            hashes[path if plain else _from_root(path, info.parent, root)] = digest
     return hashes
 
 
@@ -94,9 +99,12 @@ def _record_rows(data: bytes) -> Iterator[tuple[str, str]]:
         import csv
         import io
 
-        for row in csv.reader(io.StringIO(text, newline="")):
-            if len(row) > 1:
-                yield row[0], row[1]
+        try:
+            for row in csv.reader(io.StringIO(text, newline="")):
+                if len(row) > 1:
+                    yield row[0], row[1]
+        except csv.Error as error:
+            raise ValueError(f"RECORD: {error}") from error
         return
     for line in text.split("\n"):
         path, _, rest = line.partition(",")

@@ -1,8 +1,44 @@
-"""The DeepSeek-V2 family: what vLLM's registry calls its models, and what each one needs."""
+"""The DeepSeek-V2 family: what vLLM's registry calls its models, and what each one needs.
+
+A model belongs to it if its class is ``DeepseekV2ForCausalLM`` or derives from it, or holds such a
+class (or a bare ``DeepseekV2Model``) as its language model. Not in it, although they come near:
+
+- draft models (``Eagle...``, ``...MTP``), which are no targets, and the embedding model
+  ``DeepseekV3BidirectionalModel`` (0.29.0 on), which does not generate;
+- models that take over single layers and have a model class of their own: ``Glm4MoeLite``,
+  ``AXK1``, ``LongcatFlash``, ``HYV4``, ``Glm5Next``, ``KimiLinear``, ``DeepseekV4``;
+- DeepSeek V1 (``DeepseekForCausalLM``): ``deepseek.py`` up to 0.11.0, and a subclass since. In
+  those releases DeepSeek-VL2 checkpoints with ``use_mla: false`` hold it as their language model;
+- wrappers that take whatever language model a config names (LLaVA, InternVL, Mistral 3 and others):
+  nothing in vLLM names one of the family there, except for Pixtral (below).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+MODELS = "vllm/model_executor/models"
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A multimodal model around a language model of the family.
+
+    Attributes:
+        patch: The name of the patch that makes its class implement the interface.
+        owner: The class that is patched: the architecture's own, or the one that it derives from.
+        path: That class's file.
+        image_token: Where it keeps its image token's id, for the proposer, which knows it as
+            ``target_model``; None if ``target_model.config.image_token_index`` is right.
+        language_model: The file of the language model, without which a release does not ship this
+            combination.
+    """
+
+    patch: str
+    owner: str
+    path: str
+    image_token: str | None
+    language_model: str = f"{MODELS}/deepseek_v2.py"
 
 
 @dataclass(frozen=True)
@@ -13,8 +49,10 @@ class FamilyModel:
         architecture: The name in a checkpoint's ``architectures`` and in vLLM's registry.
         model_types: The ``model_type`` values of the configs that name this architecture.
         text_types: What vLLM compares with its EAGLE-3 allowlist: ``hf_text_config.model_type``.
+            Empty for a model that no release with an allowlist ships.
         requires: The names of the patches whose postconditions all hold where EAGLE-3 works.
         sparse: Whether it uses DeepSeek Sparse Attention.
+        wrapper: What is patched beside the language model, for a multimodal model.
     """
 
     architecture: str
@@ -22,37 +60,124 @@ class FamilyModel:
     text_types: tuple[str, ...]
     requires: tuple[str, ...]
     sparse: bool = False
+    wrapper: Wrapper | None = None
 
 
-_TEXT = ("deepseek-v2", "eagle3-allowlist")
+_TEXT = ("deepseek-v2", "draft-attention-metadata", "eagle3-allowlist")
+_SPARSE = (*_TEXT, "deepseek-v32")
+
+
+def _wrapping(
+    architecture: str,
+    model_types: tuple[str, ...],
+    text_types: tuple[str, ...],
+    wrapper: Wrapper,
+    requires: tuple[str, ...] = _TEXT,
+    *,
+    sparse: bool = False,
+) -> FamilyModel:
+    """A multimodal model: it needs what its language model needs, and the interface itself."""
+    token = () if wrapper.image_token is None else ("multimodal-image-token",)
+    needs = (*requires, wrapper.patch, *token)
+    return FamilyModel(architecture, model_types, text_types, needs, sparse, wrapper)
+
+
+_DEEPSEEK_OCR = Wrapper(
+    "deepseek-ocr",
+    "DeepseekOCRForCausalLM",
+    f"{MODELS}/deepseek_ocr.py",
+    "target_model.image_token_id",
+)
 
 FAMILY: tuple[FamilyModel, ...] = (
     FamilyModel("DeepseekV2ForCausalLM", ("deepseek_v2",), ("deepseek_v2",), _TEXT),
     FamilyModel(
         "DeepseekV3ForCausalLM", ("deepseek_v3", "kimi_k2"), ("deepseek_v3", "kimi_k2"), _TEXT
     ),
-    FamilyModel("DeepseekV32ForCausalLM", ("deepseek_v32",), ("deepseek_v32",), _TEXT, sparse=True),
-    FamilyModel("GlmMoeDsaForCausalLM", ("glm_moe_dsa",), ("glm_moe_dsa",), _TEXT, sparse=True),
+    FamilyModel(
+        "DeepseekV32ForCausalLM", ("deepseek_v32",), ("deepseek_v32",), _SPARSE, sparse=True
+    ),
+    FamilyModel("GlmMoeDsaForCausalLM", ("glm_moe_dsa",), ("glm_moe_dsa",), _SPARSE, sparse=True),
     # Mistral-Large-3 carries DeepSeek-V3's model type (vllm/model_executor/models/
     # mistral_large_3.py, 0.12.0: the class derives from DeepseekV3ForCausalLM).
     FamilyModel("MistralLarge3ForCausalLM", ("deepseek_v3",), ("deepseek_v3",), _TEXT),
-    FamilyModel(
+    _wrapping(
         "KimiK25ForConditionalGeneration",
         ("kimi_k25",),
         ("kimi_k2", "deepseek_v3"),
-        (*_TEXT, "kimi-k25", "multimodal-image-token"),
+        Wrapper(
+            "kimi-k25",
+            "KimiK25ForConditionalGeneration",
+            f"{MODELS}/kimi_k25.py",
+            "target_model.config.media_placeholder_token_id",
+        ),
     ),
-    FamilyModel(
+    _wrapping(
         "KimiVLForConditionalGeneration",
         ("kimi_vl",),
         ("deepseek_v2", "deepseek_v3"),
-        (*_TEXT, "kimi-vl", "multimodal-image-token"),
+        Wrapper(
+            "kimi-vl",
+            "KimiVLForConditionalGeneration",
+            f"{MODELS}/kimi_vl.py",
+            "target_model.config.media_placeholder_token_id",
+        ),
     ),
-    FamilyModel(
+    _wrapping(
         "DeepseekVLV2ForCausalLM",
         ("deepseek_vl_v2",),
         ("deepseek_v2",),
-        (*_TEXT, "deepseek-vl2", "multimodal-image-token"),
+        # The config has no id of the token: the tokenizer gives it (deepseek_vl2.py, __init__).
+        Wrapper(
+            "deepseek-vl2",
+            "DeepseekVLV2ForCausalLM",
+            f"{MODELS}/deepseek_vl2.py",
+            "target_model.image_token_id",
+        ),
+    ),
+    # The OCR models' checkpoints have plain multi-head attention; DeepseekV2Model builds that too.
+    _wrapping("DeepseekOCRForCausalLM", ("deepseek_ocr",), ("deepseek_v2",), _DEEPSEEK_OCR),
+    _wrapping(
+        "DeepseekOCR2ForCausalLM",
+        ("deepseek_ocr2",),
+        ("deepseek_v2",),
+        Wrapper(
+            "deepseek-ocr2",
+            "DeepseekOCR2ForCausalLM",
+            f"{MODELS}/deepseek_ocr2.py",
+            "target_model.image_token_id",
+        ),
+    ),
+    # Derives from DeepseekOCRForCausalLM and adds nothing to it (unlimited_ocr.py, 0.25.0).
+    _wrapping("UnlimitedOCRForCausalLM", ("unlimited-ocr",), ("deepseek_v2",), _DEEPSEEK_OCR),
+    # Mistral-Large-3 with its vision encoder, as it is published. Pixtral takes any language
+    # model; here only that one counts (transformers_utils/configs/mistral.py, 0.12.0 on).
+    _wrapping(
+        "PixtralForConditionalGeneration",
+        ("pixtral",),
+        ("deepseek_v3",),
+        Wrapper(
+            "pixtral",
+            "PixtralForConditionalGeneration",
+            f"{MODELS}/pixtral.py",
+            "target_model.config.vision_config.image_token_id",
+            language_model=f"{MODELS}/mistral_large_3.py",
+        ),
+    ),
+    # Its language model derives from NVIDIA's DeepseekV32ForCausalLM on every platform
+    # (vllm/models/dots3_note/nvidia/model.py, 0.28.0 on; there is no allowlist any more).
+    _wrapping(
+        "Dots3NoteForCausalLM",
+        ("dots3_note",),
+        (),
+        Wrapper(
+            "dots3-note",
+            "Dots3NoteForCausalLM",
+            "vllm/models/dots3_note/nvidia/multimodal.py",
+            None,
+        ),
+        _SPARSE,
+        sparse=True,
     ),
 )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from vllm_eagle3_patch.distribution import distribution_of, read_record
-from vllm_eagle3_patch.errors import VllmNotFoundError
+from vllm_eagle3_patch.errors import NotWritableError, PatchError, VllmNotFoundError
 from vllm_eagle3_patch.site_folder import (
     PACKAGE,
     Lookup,
@@ -24,7 +24,8 @@ from vllm_eagle3_patch.site_folder import (
 )
 
 _CHOOSE = "name the one to act on with --python PATH or --site-packages DIR"
-_ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
+"""The variables that name an active environment."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,14 @@ class Installation:
         Empty for a checkout, and where the installer wrote no RECORD.
 
         Raises:
+            NotWritableError: RECORD cannot be read.
             VllmNotFoundError: RECORD is broken.
         """
-        if self.editable or self.dist_info is None or not (self.dist_info / "RECORD").is_file():
+        if self.editable or self.dist_info is None:
             return MappingProxyType({})
         try:
+            if not (self.dist_info / "RECORD").is_file():
+                return MappingProxyType({})
             return MappingProxyType(read_record(self.dist_info, self.root))
         except (OSError, ValueError) as error:
             raise _broken_metadata(self.root, error) from error
@@ -96,6 +100,7 @@ def find(
 
     Raises:
         VllmNotFoundError: There is none, or the interpreter does not work.
+        NotWritableError: There is one whose metadata this user cannot read.
     """
     if site_packages is not None:
         return _in_folder(absolute(site_packages))
@@ -114,7 +119,7 @@ def find(
                 found = _of_interpreter(interpreter, chosen_by, environ, timeout)
                 return replace(found, skipped=tuple(skipped))
         except VllmNotFoundError as error:
-            if writing and chosen_by in _ACTIVE:
+            if writing and chosen_by in ACTIVE:
                 raise VllmNotFoundError(f"{chosen_by}: {error.message}", _CHOOSE) from error
             skipped.append(f"{chosen_by}: {error.message}")
     raise VllmNotFoundError(f"no vLLM found ({'; '.join(skipped)})", _CHOOSE)
@@ -127,7 +132,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Callable[[], 
         program_on_path,
     )
 
-    for variable in _ACTIVE:
+    for variable in ACTIVE:
         if environ.get(variable):
             yield (
                 variable,
@@ -199,7 +204,7 @@ def _installation(lookup: Lookup, chosen_by: str, python: str | None, who: str) 
     root = package.parent
     try:
         provider = distribution_of(root, lookup.path)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise _broken_metadata(root, error) from error
     is_checkout = any((root / name).is_file() for name in ("pyproject.toml", "setup.py"))
     return Installation(
@@ -229,7 +234,13 @@ def _version_in_source(package: Path) -> str | None:
     return None
 
 
-def _broken_metadata(root: Path, error: Exception) -> VllmNotFoundError:
+def _broken_metadata(root: Path, error: Exception) -> PatchError:
+    if isinstance(error, OSError):
+        return NotWritableError(
+            f"cannot read {one_line(error.filename or root)}: {error.strerror or error}",
+            "run this as the user who installed vLLM, or make that readable",
+            code="unreadable",
+        )
     return VllmNotFoundError(
         f"cannot read what the metadata in {one_line(root)} says of vLLM: {one_line(error)}",
         "install vLLM again",

@@ -34,13 +34,14 @@ class Replacement:
 
     Args:
         path: Relative to the root, with forward slashes.
-        before: The SHA-256 of what is there before the run.
+        before: The SHA-256 of what is there before the run; None where a file that was deleted is
+            put back, which only ``revert`` does.
         after: The SHA-256 of what is there after it.
         aside: Whether someone edited what is replaced, so that a copy of it stays.
     """
 
     path: str
-    before: str
+    before: str | None
     after: str
     aside: bool = False
 
@@ -151,8 +152,9 @@ def _read(fields: Fields) -> Journal:
     known = (before if operation == REVERT else after) or None
     files = []
     for item in fields.each("files"):
+        before_it = item.optional_digest if operation == REVERT else item.digest
         replacement = Replacement(
-            item.path("path"), item.digest("before"), item.digest("after"), item.flag("aside")
+            item.path("path"), before_it("before"), item.digest("after"), item.flag("aside")
         )
         if known is None or replacement.path not in known.files:
             raise item.wrong("path")

@@ -9,22 +9,25 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch import reading
+from vllm_eagle3_patch import platforms, reading
+from vllm_eagle3_patch.patch import all_patches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.patch import Patch
     from vllm_eagle3_patch.sources import Sources
 
 DEEPSEEK = "vllm/model_executor/models/deepseek_v2.py"
-UBATCH = "vllm/v1/worker/gpu_ubatch_wrapper.py"
-SPECULATIVE = "vllm/config/speculative.py"
 CUDA = "vllm/platforms/cuda.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+CONFIG = "vllm/config/vllm.py"
+PROPOSERS = ("vllm/v1/spec_decode/llm_base_proposer.py", "vllm/v1/spec_decode/eagle.py")
+NEWER_RUNNER = "vllm/v1/worker/gpu/spec_decode/eagle/utils.py"
 
-EVIDENCE = (DEEPSEEK, UBATCH, SPECULATIVE, CUDA, RUNNER)
-"""The files that the readers below read."""
+EVIDENCE = (DEEPSEEK, CUDA, RUNNER, CONFIG, *PROPOSERS, NEWER_RUNNER)
+"""The files that the readers below read, beside those that patches change."""
 
 
 def limits_of(sources: Sources, model: FamilyModel) -> tuple[str, ...]:
@@ -32,13 +35,31 @@ def limits_of(sources: Sources, model: FamilyModel) -> tuple[str, ...]:
     return tuple(code for code, holds in _READERS.items() if holds(sources, model))
 
 
-def _pipeline_parallel(sources: Sources, _: FamilyModel) -> bool:
+def _patch(name: str) -> Patch:
+    (patch,) = (patch for patch in all_patches() if patch.name == name)
+    return patch
+
+
+def _backbones(sources: Sources, model: FamilyModel) -> Iterator[tuple[str, str, str]]:
+    """The files that a model's layers may come from, with their model and layer classes."""
+    own = platforms.platform_files(sources, model.architecture)
+    for path in own:
+        yield path, platforms.MODEL, platforms.LAYER
+    if not own:
+        yield DEEPSEEK, "DeepseekV2Model", "DeepseekV2DecoderLayer"
+
+
+def _forward(sources: Sources, path: str, name: str) -> ast.AST:
+    owner = reading.find_class(sources.module(path), name)
+    return reading.find_method(owner, "forward") or ast.Pass()
+
+
+def _pipeline_parallel(sources: Sources, model: FamilyModel) -> bool:
     """A stage that is not the last hands on hidden states and residual only."""
-    model = reading.find_class(sources.module(DEEPSEEK), "DeepseekV2Model")
-    forward = reading.find_method(model, "forward")
     handed_on = [
         call.args[0]
-        for call in reading.calls(forward or ast.Pass(), "IntermediateTensors")
+        for path, name, _ in _backbones(sources, model)
+        for call in reading.calls(_forward(sources, path, name), "IntermediateTensors")
         if call.args
     ]
     return any(
@@ -48,63 +69,125 @@ def _pipeline_parallel(sources: Sources, _: FamilyModel) -> bool:
     )
 
 
-def _dual_batch_overlap(sources: Sources, _: FamilyModel) -> bool:
-    """``torch.cat`` meets a tuple of a tensor and a list: only code that knows lists copes."""
-    if not sources.exists(UBATCH):
+def _platform(sources: Sources, model: FamilyModel) -> bool:
+    """The layers leave their sum over ranks to the next norm; what is kept before is one rank's."""
+    return any(
+        reading.mentions(_forward(sources, path, layer), "fused_allreduce_rms_norm")
+        and not any(
+            reading.mentions(loop, "tensor_model_parallel_all_reduce")
+            for loop in ast.walk(_forward(sources, path, name))
+            if isinstance(loop, ast.For)
+        )
+        for path, name, layer in _backbones(sources, model)
+    )
+
+
+def _dual_batch_overlap(sources: Sources, model: FamilyModel) -> bool:
+    """``torch.cat`` meets a tuple of a tensor and a list, or metadata is not the layers' own.
+
+    In 0.11.0 to 0.12.0 every layer of a KV cache group gets the metadata of the group's last
+    attention group when a batch is split (gpu_model_runner.py, _prepare_inputs).
+    """
+    patch = _patch("dual-batch-overlap")
+    if not patch.paths(sources):
         return False
-    module = sources.module(UBATCH)
-    knows_lists = any(
-        "result" in ast.unparse(call.args[0]) and reading.mentions(call.args[1], "list")
-        for call in reading.calls(module, "isinstance")
+    return patch.missing(sources, model) or any(
+        isinstance(node, ast.For)
+        and isinstance(node.iter, ast.Attribute)
+        and node.iter.attr == "layer_names"
+        and reading.last_name(node.iter.value).startswith("kv_cache_group")
+        and reading.mentions(node, "ubid")
+        for node in ast.walk(sources.module(RUNNER) if sources.exists(RUNNER) else ast.Pass())
     )
-    return any(True for _ in reading.calls(module, "cat")) and not knows_lists
 
 
-def _forced_mla_backend(sources: Sources, _: FamilyModel) -> bool:
-    """The draft model has no attention backend option of its own, and inherits the target's."""
-    if not sources.exists(SPECULATIVE):
-        return True
-    config = reading.find_class(sources.module(SPECULATIVE), "SpeculativeConfig")
-    return config is None or not any(
-        isinstance(node, ast.AnnAssign) and reading.last_name(node.target) == "attention_backend"
-        for node in config.body
+def _forced_mla_backend(sources: Sources, model: FamilyModel) -> bool:
+    """A draft model is built with its target's backend by the runner that vLLM would take."""
+    return _patch("draft-attention-backend").missing(sources, model) and any(
+        _hands_backend_on(sources.module(path)) for path in _draft_loaders(sources, model)
     )
+
+
+def _draft_loaders(sources: Sources, model: FamilyModel) -> Iterator[str]:
+    """The files that build draft models: the V1 runner's, and the newer one's if it is used.
+
+    Where the newer runner is the default the other still takes over for what that one cannot do.
+    """
+    yield from filter(sources.exists, PROPOSERS)
+    if _newer_runner_is_default(sources, model) and sources.exists(NEWER_RUNNER):
+        yield NEWER_RUNNER
+
+
+def _newer_runner_is_default(sources: Sources, model: FamilyModel) -> bool:
+    """Never up to 0.21.0, for some architectures up to 0.28.0, then for all."""
+    if not sources.exists(CONFIG):
+        return False
+    module = sources.module(CONFIG)
+    chooses = reading.find_function(module, "use_v2_model_runner")
+    if chooses is None:
+        return False
+    return not reading.mentions(chooses, "_is_default_v2_model_runner_model") or any(
+        model.architecture in reading.strings(node.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Assign)
+        and reading.last_name(node.targets[0]) == "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES"
+    )
+
+
+def _hands_backend_on(module: ast.Module) -> bool:
+    """A file builds a model, and nothing but an option (below an ``if``) replaces the backend."""
+    replaced = any(
+        isinstance(node, ast.keyword) and node.arg == "backend"
+        for function in ast.walk(module)
+        if isinstance(function, reading.FunctionNode)
+        for statement in function.body
+        if not isinstance(statement, ast.If)
+        for node in ast.walk(statement)
+    )
+    return any(True for _ in reading.calls(module, "get_model")) and not replaced
 
 
 def _blackwell(sources: Sources, model: FamilyModel) -> bool:
-    """vLLM assigns an MLA backend itself, but not for sparse (DSA) models."""
-    if model.sparse or not sources.exists(CUDA) or not _forced_mla_backend(sources, model):
+    """vLLM assigns an MLA backend itself, but not for sparse (DSA) models.
+
+    CUTLASS_MLA has blocks of 128 tokens only, and FlashInfer, which a draft model chooses on
+    Blackwell, of 64 at most: "No common block size" (select_common_block_size, 0.11.1 on).
+    """
+    concerned = ("draft-attention-backend", "draft-attention-metadata")
+    if model.sparse or not any(_patch(name).paths(sources) for name in concerned):
         return False
     update = reading.find_function(sources.module(CUDA), "check_and_update_config")
-    return any(
-        reading.last_name(node.targets[0]) in ("backend", "VLLM_ATTENTION_BACKEND")
-        and isinstance(node.targets[0], ast.Attribute)
-        and _names_mla_backend(node.value)
+    names = {
+        name
         for node in ast.walk(update or ast.Pass())
         if isinstance(node, ast.Assign)
-    )
-
-
-def _names_mla_backend(value: ast.expr) -> bool:
-    names = [*reading.strings(value), reading.last_name(value)]
-    return any(name.endswith("_MLA") for name in names)
+        and isinstance(node.targets[0], ast.Attribute)
+        and node.targets[0].attr in ("backend", "VLLM_ATTENTION_BACKEND")
+        for name in (*reading.strings(node.value), reading.last_name(node.value))
+        if name.endswith("_MLA")
+    }
+    return "CUTLASS_MLA" in names or (bool(names) and _forced_mla_backend(sources, model))
 
 
 def _nested_layer_ids(sources: Sources, _: FamilyModel) -> bool:
-    """The runner's reader of layer ids never looks into ``eagle_config``."""
+    """Neither the runner's reader of layer ids nor the config it asks looks into eagle_config."""
     if not sources.exists(RUNNER):
         return True
+    patch = _patch("aux-layer-ids")
+    paths = patch.paths(sources)
+    if paths and all(patch.holds(sources.module(path), path=path) for path in paths):
+        return False
     reader = reading.find_function(sources.module(RUNNER), "_get_eagle3_aux_layers_from_config")
     code = reader.body[reading.has_docstring(reader) :] if reader else []
     return not any("eagle_config" in text for part in code for text in reading.strings(part))
 
 
-def _float16(sources: Sources, _: FamilyModel) -> bool:
+def _float16(sources: Sources, model: FamilyModel) -> bool:
     """The decoder layer scales its residual stream in float16."""
-    layer = reading.find_class(sources.module(DEEPSEEK), "DeepseekV2DecoderLayer")
-    forward = reading.find_method(layer, "forward")
-    return forward is not None and all(
-        reading.mentions(forward, name) for name in ("float16", "routed_scaling_factor")
+    return any(
+        reading.mentions(forward, "float16") and reading.mentions(forward, "routed_scaling_factor")
+        for path, _, layer in _backbones(sources, model)
+        for forward in (_forward(sources, path, layer),)
     )
 
 
@@ -115,4 +198,5 @@ _READERS: dict[str, Callable[[Sources, FamilyModel], bool]] = {
     "blackwell": _blackwell,
     "nested-layer-ids": _nested_layer_ids,
     "float16": _float16,
+    "platform": _platform,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch import __version__
@@ -85,6 +85,8 @@ def plan(assessment: Assessment, options: Options, *, contents: bool = True) -> 
     Raises:
         PatchError: A file or a kept original cannot be read.
     """
+    if not assessment.facts and options.force:
+        assessment = replace(assessment, facts=_facts_of_originals(assessment, options))
     candidates = in_question(assessment, options)
     names = tuple(facts.architecture for facts in candidates)
     blocked = (
@@ -95,17 +97,27 @@ def plan(assessment: Assessment, options: Options, *, contents: bool = True) -> 
     )
     if blocked is not None:
         code, problems = blocked
-        state = _state(assessment, code)
+        state = _state(assessment, code, candidates)
         return Plan(code, state, problems=problems, candidates=names)
     if not contents and _matrix_knows(assessment, options):
-        return Plan(WOULD_CHANGE, _state(assessment, WOULD_CHANGE), candidates=names)
+        return Plan(WOULD_CHANGE, _state(assessment, WOULD_CHANGE, candidates), candidates=names)
     try:
         composed = compose(assessment, options, candidates)
     except _AnchorsError as missing:
         return Plan(CANNOT, "unsupported", problems=missing.problems, candidates=names)
     changes, before = _changes(assessment, options, composed)
     code = WOULD_CHANGE if changes else READY
-    return Plan(code, _state(assessment, code), changes, before, (), names)
+    return Plan(code, _state(assessment, code, candidates), changes, before, (), names)
+
+
+def _facts_of_originals(assessment: Assessment, options: Options) -> tuple[ModelFacts, ...]:
+    """What held before a file of ours was broken beyond reading."""
+    from vllm_eagle3_patch.survey import survey
+
+    try:
+        return survey(_base(assessment, options))
+    except UnsupportedError:
+        return ()
 
 
 def _matrix_knows(assessment: Assessment, options: Options) -> bool:
@@ -147,6 +159,8 @@ def _ready(
     assessment: Assessment, options: Options, candidates: Sequence[ModelFacts]
 ) -> Blocked | None:
     """Every model in question has what was selected, and none of it is an older version's."""
+    if any(status.state == "missing" for status in assessment.files):
+        return None
     possible = all(f.reason is None or (options.interface_only and f.engine) for f in candidates)
     if not candidates or not possible or any(wanted(facts, options) for facts in candidates):
         return None
@@ -189,22 +203,35 @@ def _unsupported(
         for facts in (candidates if options.models else assessment.facts)
         if facts.reason is not None and not (options.interface_only and facts.engine)
     ]
-    if candidates and not (options.models and hopeless):
+    absent = _not_shipped(assessment, options)
+    if candidates and not absent and not (options.models and hopeless):
         return None
+    spoilt = any(status.state in ("modified", "missing") for status in assessment.files)
+    if not assessment.facts and spoilt and not options.force:
+        return None  # The file that cannot be read is what is in the way, and is told next.
     if not assessment.facts:
-        broken = [p for p in assessment.problems if p.code == "not-python"]
-        if broken or any(status.state != "pristine" for status in assessment.files):
-            return None if not broken else (CANNOT, ())
+        if any(problem.code == "not-python" for problem in assessment.problems):
+            return CANNOT, ()
         message = "this vLLM ships no model of the DeepSeek-V2 family that is known here"
         return CANNOT, (Problem("unsupported", message, "see the command matrix"),)
-    if not hopeless:
-        message = f"this vLLM does not ship {' or '.join(options.models)}"
+    if absent:
+        message = f"this vLLM does not ship {' or '.join(absent)}"
         return CANNOT, (Problem("not-shipped", message, "check without --model lists what it has"),)
     reasons = tuple(dict.fromkeys(facts.reason or "" for facts in hopeless))
     hint = "use a release that the command matrix lists as native or patch"
     if any(facts.engine for facts in hopeless):
         hint = "to add the interface all the same (extracting hidden states), use --interface-only"
     return CANNOT, tuple(Problem("unsupported", reason, hint) for reason in reasons)
+
+
+def _not_shipped(assessment: Assessment, options: Options) -> tuple[str, ...]:
+    """The models that the user named and this vLLM does not have."""
+    shipped = {facts.architecture for facts in assessment.facts}
+    return tuple(
+        name
+        for name in options.models
+        if not any(model.architecture in shipped for model in select_models((name,)))
+    )
 
 
 def _not_ours(assessment: Assessment, options: Options) -> Blocked | None:
@@ -217,9 +244,6 @@ def _not_ours(assessment: Assessment, options: Options) -> Blocked | None:
     ]
     if bad:
         return MODIFIED, ()
-    if any(status.state == "patched" and status.entry is None for status in assessment.files):
-        # Some patch is missing although a file is patched, and there is nothing to start from.
-        return CANNOT, ()
     return None
 
 
@@ -274,7 +298,9 @@ def compose(
                 composed[path] = Composed(after, (*so_far.patches, patch.name))
     if problems:
         raise _AnchorsError(tuple(problems))
-    if not (options.only or options.skip or options.models):
+    release = assessment.release
+    beyond = options.interface_only and release is not None and release.support != "interface"
+    if not (options.only or options.skip or options.models or beyond):
         _as_pinned(assessment, composed, hardened=options.harden)
     return composed
 
@@ -358,19 +384,21 @@ def _changes(
     return tuple(changes), before
 
 
-def _state(assessment: Assessment, code: int) -> str:
+def _state(assessment: Assessment, code: int, candidates: Sequence[ModelFacts]) -> str:
     """The installation in one word, as in the JSON of ``check``."""
     files = assessment.files
     if any(status.state in ("modified", "missing") for status in files):
         return "modified"
     ours = any(status.state == "patched" for status in files)
+    if code == READY and any(facts.missing for facts in candidates):
+        return "patchable"  # What was selected is in place; more could be.
     if code == READY:
         return "patched" if ours else "ready"
     if code == WOULD_CHANGE:
         return "patchable"
     # With --interface-only everything that can be added may be in place all the same.
-    complete = all(facts.interface for facts in assessment.facts if facts.engine)
-    return "patched" if ours and complete else "unsupported"
+    engine = [facts.interface for facts in assessment.facts if facts.engine]
+    return "patched" if ours and engine and all(engine) else "unsupported"
 
 
 def unified_diff(path: str, before: bytes, after: bytes) -> str:

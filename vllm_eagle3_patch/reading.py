@@ -86,18 +86,73 @@ def same(node: ast.AST, source: str) -> bool:
     return ast.dump(node) == ast.dump(ast.parse(source, mode="eval").body)
 
 
-def implements_eagle3(owner: ast.ClassDef | None, *, protocol: bool = True) -> bool:
-    """Whether a class names ``SupportsEagle3`` among its bases and defines its two methods.
+def binds(module: ast.Module, name: str) -> bool:
+    """Whether a module itself imports a name or defines a class of it, under ``if`` or not."""
+    return any(
+        node.name == name
+        if isinstance(node, ast.ClassDef)
+        else isinstance(node, ast.Import | ast.ImportFrom)
+        and name in {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        for node in within_scope(module)
+    )
 
-    Without the protocol (up to 0.10.0) the methods alone count.
+
+def within_scope(scope: ast.AST) -> Iterator[ast.AST]:
+    """Every node below a module, class or function that is not below one nested in it."""
+    for child in ast.iter_child_nodes(scope):
+        yield child
+        if not isinstance(child, FunctionNode | ast.ClassDef | ast.Lambda):
+            yield from within_scope(child)
+
+
+def assigned(statement: ast.AST) -> tuple[ast.expr, ...]:
+    """What a statement gives a value to; an annotation alone gives none."""
+    if isinstance(statement, ast.Assign):
+        return tuple(statement.targets)
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        return (statement.target,)
+    return ()
+
+
+def does_something(function: FunctionNode | None) -> bool:
+    """Whether a function is there and more than a docstring, ``pass``, ``...`` or a ``raise``."""
+    return function is not None and not all(
+        isinstance(statement, ast.Pass | ast.Raise)
+        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for statement in function.body
+    )
+
+
+def returns_something(function: FunctionNode | None) -> bool:
+    """Whether a function is there and returns a value somewhere."""
+    return function is not None and any(
+        isinstance(node, ast.Return) and node.value is not None and not same(node.value, "None")
+        for node in within_scope(function)
+    )
+
+
+def implements_eagle3(
+    module: ast.Module, owner: ast.ClassDef | None, *, protocol: bool = True
+) -> bool:
+    """Whether a class of a module has the base ``SupportsEagle3`` and its two methods.
+
+    The base's name must be known in the module. Without the protocol (up to 0.10.0) the methods
+    alone count. Methods that do nothing, or return nothing where ids are asked for, do not.
 
     The second is ``get_eagle3_aux_hidden_state_layers`` up to 0.17.1; from 0.18.0 on
     ``get_eagle3_default_aux_hidden_state_layers`` in the protocol, where some models keep the
     older name (vllm/model_executor/models/deepseek_v2.py, 0.33.0).
     """
-    if owner is None or (protocol and "SupportsEagle3" not in base_names(owner)):
+    if owner is None or (protocol and not _has_protocol(module, owner)):
         return False
     defaults = ("get_eagle3_aux_hidden_state_layers", "get_eagle3_default_aux_hidden_state_layers")
-    return find_method(owner, "set_aux_hidden_state_layers") is not None and any(
-        find_method(owner, name) for name in defaults
+    return does_something(find_method(owner, "set_aux_hidden_state_layers")) and any(
+        returns_something(find_method(owner, name)) for name in defaults
+    )
+
+
+def _has_protocol(module: ast.Module, owner: ast.ClassDef) -> bool:
+    return any(
+        last_name(base) == "SupportsEagle3" and binds(module, ast.unparse(base).partition(".")[0])
+        for base in owner.bases
     )

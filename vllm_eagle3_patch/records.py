@@ -114,6 +114,10 @@ class Fields:
             raise self.wrong(key)
         return self.text(key)
 
+    def optional_digest(self, key: str) -> str | None:
+        """Return a SHA-256 digest in hex, or None where null is written."""
+        return None if self.optional_text(key) is None else self.digest(key)
+
     def path(self, key: str) -> str:
         """Return the path of a file in the package folder."""
         if not safe_path(self.text(key)):

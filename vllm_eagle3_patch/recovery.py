@@ -10,9 +10,9 @@ from pathlib import Path
 
 from vllm_eagle3_patch import filesystem, lock, state_readme
 from vllm_eagle3_patch.bytecode import remove_bytecode
-from vllm_eagle3_patch.folder import Attributes, Folder
+from vllm_eagle3_patch.folder import GONE, Attributes, Folder, parent_of, passing_over
 from vllm_eagle3_patch.git_exclude import remove_exclude
-from vllm_eagle3_patch.journal import APPLY, Journal, is_concluded, journal_in
+from vllm_eagle3_patch.journal import APPLY, Journal, Replacement, is_concluded, journal_in
 from vllm_eagle3_patch.os_errors import explained
 from vllm_eagle3_patch.replacing import Site, current_digest, put_back
 from vllm_eagle3_patch.state import Manifest, manifest_bytes
@@ -139,7 +139,7 @@ def write_document(root: Folder, state: Folder, name: str, data: bytes) -> None:
 
 def _roll_back(site: Site) -> RecoveryResult:
     journal = site.journal
-    outcomes = {file.path: put_back(site, file) for file in reversed(journal.files)}
+    outcomes = {file.path: _undo(site, file) for file in reversed(journal.files)}
     restored = tuple(path for path, outcome in outcomes.items() if outcome == "restored")
     foreign = tuple(path for path, outcome in outcomes.items() if outcome == "foreign")
     for path in restored:
@@ -157,6 +157,15 @@ def _roll_back(site: Site) -> RecoveryResult:
         _dissolve(site.root, site.state)
     _end(site.root, site.state)
     return RecoveryResult(journal.operation, "rolled-back", restored[::-1], foreign[::-1])
+
+
+def _undo(site: Site, file: Replacement) -> str:
+    if file.before is not None:
+        return put_back(site, file)
+    # A deleted file that is back stays: it is the original, and nothing was there to go back to.
+    with passing_over(GONE), parent_of(site.root, file.path) as (folder, name):
+        filesystem.remove(folder, site.journal.staged(name))
+    return "untouched"
 
 
 def _with_retained(journal: Journal, foreign: tuple[str, ...]) -> Manifest | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from vllm_eagle3_patch.find import ACTIVE
+from vllm_eagle3_patch.site_folder import shell_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,16 +33,28 @@ _SHORT = {
     "KimiK25ForConditionalGeneration": "K2.5",
     "KimiVLForConditionalGeneration": "KimiVL",
     "DeepseekVLV2ForCausalLM": "VL2",
+    "DeepseekOCRForCausalLM": "OCR",
+    "DeepseekOCR2ForCausalLM": "OCR2",
+    "UnlimitedOCRForCausalLM": "UOCR",
+    "PixtralForConditionalGeneration": "ML3-VL",
+    "Dots3NoteForCausalLM": "Dots3",
 }
 
 _CLOSING = {
     ("check", 0): "EAGLE-3 is ready for: {ready}.",
-    ("check", 1): "To make EAGLE-3 ready for {candidates}: vllm-eagle3-patch apply{where}",
-    ("apply", 0): "Done. To undo it: vllm-eagle3-patch revert{where}",
+    ("check", 1): "To make EAGLE-3 ready for {candidates}:",
+    ("apply", 0): "Done. To undo it:",
     ("apply", 1): "Nothing was written. The same command without --dry-run or --diff applies this.",
     ("revert", 0): "Every file is as it was before.",
     ("revert", 1): "Nothing was written. The same command without --dry-run reverts these.",
 }
+
+_NOTHING = {
+    "apply": "Nothing to do: what was selected is in place already.",
+    "revert": "Nothing to revert.",
+}
+
+_NEXT = {("check", 1): "apply", ("apply", 0): "revert"}
 
 
 def print_json(document: Any) -> None:
@@ -68,18 +82,20 @@ def printable(text: object) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of text."""
+    """One line of text; a command is never wrapped, so that it can be copied whole."""
 
     text: str
     bold: bool = False
+    command: bool = False
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A table: names of columns, and rows of words."""
+    """A table: names of columns, and rows of words; perhaps a narrower one with the same rows."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    narrow: Columns | None = None
 
 
 @dataclass(frozen=True)
@@ -124,12 +140,14 @@ def _show_on_terminal(blocks: Iterable[Block]) -> None:
     console = Console(highlight=False)
     for block in blocks:
         match block:
-            case Line(text, bold):
-                console.print(Text(printable(text), style="bold" if bold else ""))
-            case Columns() if _width_of(block) > console.width:
+            case Line(text, bold, command):
+                style = "bold" if bold else ""
+                console.print(Text(printable(text), style=style), soft_wrap=command)
+            case Columns() if _fitting(block, console.width) is None:
                 for line in _as_records(block):
                     console.print(Text(printable(line)))
-            case Columns(header, rows):
+            case Columns():
+                header, rows = _fitting(block, console.width) or ((), ())
                 table = Table(*header, box=None, pad_edge=False, header_style="bold")
                 for row in rows:
                     table.add_row(*(Text(printable(w), _COLORS.get(w, "")) for w in row))
@@ -143,10 +161,12 @@ def _show_plain(blocks: Iterable[Block], width: int | None) -> None:
         match block:
             case Line(text):
                 sys.stdout.write(f"{printable(text)}\n")
-            case Columns() if width is not None and _width_of(block) > width:
+            case Columns() if width is not None and _fitting(block, width) is None:
                 for line in _as_records(block):
                     sys.stdout.write(f"{printable(line)}\n")
-            case Columns(header, rows):
+            case Columns():
+                fitting = _fitting(block, width) if width is not None else None
+                header, rows = fitting or (block.header, block.rows)
                 for line in _aligned([header, *rows]):
                     sys.stdout.write(f"{line}\n")
             case Diff(text):
@@ -156,6 +176,16 @@ def _show_plain(blocks: Iterable[Block], width: int | None) -> None:
 def _width_of(table: Columns) -> int:
     """The columns of a terminal that a table needs."""
     return max(map(len, _aligned([table.header, *table.rows])))
+
+
+def _fitting(
+    table: Columns, width: int
+) -> tuple[tuple[str, ...], Sequence[tuple[str, ...]]] | None:
+    """The header and rows of a table, or of its narrower form, that fit a terminal."""
+    for form in (table, table.narrow):
+        if form is not None and _width_of(form) <= width:
+            return form.header, form.rows
+    return None
 
 
 def _as_records(table: Columns) -> Iterator[str]:
@@ -204,38 +234,44 @@ def _report_blocks(report: Report) -> Iterator[Block]:
     yield from _problem_blocks(report)
     for note in report.notes:
         yield Line(f"note: {note}")
-    closing = _closing(report)
-    if closing is not None:
-        yield Line(closing, bold=True)
+    yield from _closing(report)
 
 
-def _closing(report: Report) -> str | None:
-    if report.exit_code == 0 and not report.changed:
-        if report.command == "apply":
-            return "Nothing to do: what was selected is in place already."
-        if report.command == "revert":
-            return "Nothing to revert."
-    closing = _CLOSING.get((report.command, report.exit_code))
-    if closing is None or report.assessment is None:
-        return None
+def _closing(report: Report) -> Iterator[Line]:
+    """What it comes to, and on a line of its own the command to type next."""
+    if report.exit_code == 0 and not report.changed and report.command in _NOTHING:
+        yield Line(_NOTHING[report.command], bold=True)
+        return
+    ending = (report.command, report.exit_code)
+    if ending not in _CLOSING or report.assessment is None:
+        return
     facts = report.assessment.facts
-    return closing.format(
-        where=_where(report),
+    closing = _CLOSING[ending].format(
         ready=", ".join(f.architecture for f in facts if f.ready) or "what was selected",
         candidates=", ".join(
             f.architecture for f in facts if f.architecture in report.candidates and not f.ready
         )
         or "what was selected",
     )
+    yield Line(closing, bold=True)
+    if ending in _NEXT:
+        words = ["vllm-eagle3-patch", _NEXT[ending], *_where(report), *report.options]
+        yield Line(f"  {' '.join(words)}", bold=True, command=True)
 
 
-def _where(report: Report) -> str:
-    """The option that names this installation again, if the user gave one."""
+def _where(report: Report) -> tuple[str, ...]:
+    """The option that leads to this installation again, unless none does as well."""
     installation = report.installation
-    if installation is None or not installation.chosen_by.startswith("--"):
-        return ""
-    named = installation.python if installation.chosen_by == "--python" else installation.root
-    return f" {installation.chosen_by} {shlex.quote(printable(named))}"
+    if installation is None:
+        return ()
+    encoding = sys.stdout.encoding or "utf-8"
+    if installation.chosen_by == "--site-packages":
+        return ("--site-packages", shell_word(installation.root, encoding))
+    # A command that writes does not pass over an active environment, as check does.
+    passed_over = any(skipped.partition(":")[0] in ACTIVE for skipped in installation.skipped)
+    if installation.python is not None and (passed_over or installation.chosen_by == "--python"):
+        return ("--python", shell_word(installation.python, encoding))
+    return ()
 
 
 def _installation_blocks(report: Report) -> Iterator[Block]:
@@ -316,6 +352,9 @@ def _problem_blocks(report: Report) -> Iterator[Block]:
         yield Line(f"  {hint}")
 
 
+_SHORTEST = ("V2", "V3", "32", "GLM", "ML", "K2", "KV", "VL", "O", "O2", "UO", "MV", "D3")
+"""The same columns for a terminal that is too narrow, where cells are first letters."""
+
 _CELLS = {"native": "native", "patch": "patch", "interface": "iface", "unsupported": "no"}
 
 
@@ -328,8 +367,11 @@ def _matrix_blocks(releases: Sequence[Release]) -> Iterator[Block]:
         for model in release.models:
             if model.reason is not None:
                 reasons.setdefault(model.reason, []).append(release.name)
-    yield Columns(("release", *_SHORT.values()), tuple(rows))
+    letters = tuple((name, *(cell[:1] for cell in cells)) for name, *cells in rows)
+    narrow = Columns(("release", *_SHORTEST), letters)
+    yield Columns(("release", *_SHORT.values()), tuple(rows), narrow)
     yield _BLANK
+    yield Line(f"columns: {', '.join(_SHORT)}")
     yield Line("native: vLLM has it. patch: apply makes it work. -: not shipped.")
     yield Line(
         "iface: the interface can be added (--interface-only), but the engine cannot use it."

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
+_WRITING = ("apply", "revert")
+
 
 @dataclass(frozen=True)
 class Report:
@@ -33,6 +35,7 @@ class Report:
         notes: What else happened, a line each.
         dry_run: Whether nothing was written because that was asked for.
         candidates: The architectures that decided the exit code.
+        options: The options given to ``check`` that ``apply`` needs too, word by word.
     """
 
     command: str
@@ -46,6 +49,7 @@ class Report:
     notes: tuple[str, ...] = ()
     dry_run: bool = False
     candidates: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The JSON document of the contract."""
@@ -64,8 +68,8 @@ class Report:
             ],
             "notes": list(self.notes),
         }
-        if self.changed is not None:
-            document["changed"] = list(self.changed)
+        if self.changed is not None or self.command in _WRITING:
+            document["changed"] = list(self.changed or ())
             document["dry_run"] = self.dry_run
         if self.diff is not None:
             document["diff"] = self.diff

@@ -1,18 +1,26 @@
 """Putting the originals back."""
 
+import errno
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vllm_eagle3_patch.bytecode import remove_bytecode
 from vllm_eagle3_patch.errors import InterruptedRunError, ModifiedFileError
-from vllm_eagle3_patch.folder import Folder
+from vllm_eagle3_patch.folder import GONE, Folder, parent_of, passing_over
 from vllm_eagle3_patch.journal import REVERT, Journal, Replacement, unfinished
-from vllm_eagle3_patch.lock import exclusive
+from vllm_eagle3_patch.lock import Hold, exclusive
 from vllm_eagle3_patch.os_errors import explained
 from vllm_eagle3_patch.recovery import RecoveryResult, recover_in
-from vllm_eagle3_patch.replacing import current_digest
+from vllm_eagle3_patch.replacing import Site, current_digest, swap
 from vllm_eagle3_patch.run import KeptAside, carry_out, manifest_of, next_run, replace_all
-from vllm_eagle3_patch.state import ManifestEntry, lost_original, original_is_usable
+from vllm_eagle3_patch.state import (
+    Manifest,
+    ManifestEntry,
+    lost_original,
+    original_is_usable,
+    unclaimed_in,
+)
 from vllm_eagle3_patch.state_folder import FOLDER, opened_in
 
 
@@ -24,8 +32,10 @@ class RevertResult:
         reverted: The files whose originals were put back.
         left_alone: Files of ours that someone edited: they and their originals stay.
         already_original: Files that were as the originals already.
-        stale: Files that are not ours any more, or gone: vLLM was installed anew or removed.
+        stale: Files that are not ours any more, or gone with their folder: vLLM was installed anew
+            or removed.
         kept_aside: Where copies of edited files are.
+        unclaimed: Kept files, relative to the root, of which the manifest says nothing: they stay.
         state_removed: Whether nothing of our state is left.
         recovered: What became of an interrupted run that was found.
     """
@@ -35,6 +45,7 @@ class RevertResult:
     already_original: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
     kept_aside: tuple[KeptAside, ...] = ()
+    unclaimed: tuple[str, ...] = ()
     state_removed: bool = False
     recovered: RecoveryResult | None = None
 
@@ -50,7 +61,9 @@ def revert(
     """Put every original back, with its mode, owner, times and link, and remove our state.
 
     An interrupted run is ended first. A file that someone edited stays, and with it what is kept
-    of it; a file that is not ours any more stays, and what was kept of it is removed.
+    of it; one that someone deleted is put back, unless its folder is gone; a file that is not ours
+    any more stays, and what was kept of it is removed. What is kept without being in the manifest
+    is never removed.
 
     Args:
         root: The folder that holds the package folder ``vllm``.
@@ -79,8 +92,8 @@ def revert(
     with exclusive(root) as hold:
         recovered = recover_in(hold.root)
         journal, result = _plan(hold.root, force, known_originals, all_or_none)
-        if journal.files or journal.dropped():
-            carry_out(hold, journal, lambda site: replace_all(site, hold))
+        if journal.files or journal.dropped() or (journal.before and journal.after is None):
+            carry_out(hold, journal, lambda site: _put_all_back(site, hold))
         removed = hold.root.status(FOLDER) is None
         return replace(result, state_removed=removed, recovered=recovered)
 
@@ -93,21 +106,23 @@ def _plan(
     digests = {path: current_digest(root, path) for path in entries}
     found: dict[str, list[str]] = {what: [] for what in ("ours", "edited", "original", "stale")}
     for path, entry in entries.items():
-        found[_what_is_there(entry, digests[path], known_originals)].append(path)
+        found[_what_is_there(root, entry, digests[path], known_originals)].append(path)
     if all_or_none and found["ours"] and found["edited"] and not force:
         raise ModifiedFileError(
             f"edited since they were patched: {', '.join(found['edited'])}; nothing was reverted",
             "use --force to replace them too: copies of them are kept",
         )
-    left_alone = [] if force else found["edited"]
+    # What is edited and has no digest is no file: there are no bytes to keep aside.
+    left_alone = [path for path in found["edited"] if not force or digests[path] is None]
     files = tuple(
         Replacement(path, digest, entries[path].original, aside=path in found["edited"])
         for path, digest in digests.items()
-        if digest is not None and (path in found["ours"] or (force and path in found["edited"]))
+        if path in found["ours"] or (path in found["edited"] and path not in left_alone)
     )
     run = next_run(root, manifest)
+    unclaimed = _unclaimed(root, manifest)
     after = None
-    if manifest is not None and left_alone:
+    if manifest is not None and (left_alone or unclaimed):
         after = replace(manifest, run=run, files={path: entries[path] for path in left_alone})
     tool = manifest.tool if manifest else ""
     journal = Journal(REVERT, tool, run, manifest, after, files)
@@ -119,18 +134,48 @@ def _plan(
         already_original=tuple(found["original"]),
         stale=tuple(found["stale"]),
         kept_aside=kept_aside,
-        state_removed=manifest is not None and not left_alone and not kept_aside,
+        unclaimed=unclaimed,
+        state_removed=manifest is not None and not (left_alone or kept_aside or unclaimed),
     )
 
 
 def _what_is_there(
-    entry: ManifestEntry, digest: str | None, known_originals: Collection[str]
+    root: Folder, entry: ManifestEntry, digest: str | None, known_originals: Collection[str]
 ) -> str:
+    if digest is None:
+        return _without_a_file(root, entry.path)
     if digest == entry.written:
         return "ours"
     if digest == entry.original:
         return "original"
-    return "stale" if digest is None or digest in known_originals else "edited"
+    return "stale" if digest in known_originals else "edited"
+
+
+def _without_a_file(root: Folder, path: str) -> str:
+    with passing_over(GONE - {errno.ENOENT}):
+        with passing_over({errno.ENOENT}), parent_of(root, path) as (folder, name):
+            return "ours" if folder.status(name) is None else "edited"
+        return "stale"
+    return "edited"  # A link or a file is in the place of its folder.
+
+
+def _unclaimed(root: Folder, manifest: Manifest | None) -> tuple[str, ...]:
+    if manifest is None or root.status(FOLDER) is None:
+        return ()
+    with opened_in(root) as state:
+        return tuple(f"{FOLDER}/{path}" for path in unclaimed_in(state, manifest))
+
+
+def _put_all_back(site: Site, hold: Hold) -> None:
+    """Put back the files that were deleted, of which there is nothing to keep, then the others."""
+    journal = site.journal
+    for file in journal.files:
+        if file.before is None:
+            hold.confirm()
+            swap(site, file)
+            remove_bytecode(site.root, file.path)
+    others = tuple(file for file in journal.files if file.before is not None)
+    replace_all(replace(site, journal=replace(journal, files=others)), hold)
 
 
 def _make_sure_of_originals(root: Folder, journal: Journal) -> None:

@@ -41,9 +41,26 @@ def one_line(text: object) -> str:
     )
 
 
-def shell_word(path: Path) -> str:
-    """A path as it can be pasted into a shell."""
-    return one_line(shlex.quote(os.fspath(path)))
+def shell_word(path: os.PathLike[str] | str, encoding: str = "utf-8") -> str:
+    r"""A path as it can be pasted into a shell, on one line.
+
+    Args:
+        path: Whatever bytes it holds; those that cannot be shown are written as in ``$'\n'``.
+        encoding: That of the stream it is printed on.
+    """
+    text = os.fspath(path)
+    try:
+        text.encode(encoding)
+        if text.isprintable():
+            return shlex.quote(text)
+    except UnicodeEncodeError:
+        pass  # Its bytes are shown instead.
+    characters = os.fsencode(text).decode("latin-1")
+    shown = "".join(
+        c if c.isascii() and c.isprintable() and c not in "'\\" else f"\\x{ord(c):02x}"
+        for c in characters
+    )
+    return f"$'{shown}'"
 
 
 def absolute(path: Path) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,9 +60,12 @@ class Sources:
         return path in self._overlay or (self.root / path).is_file()
 
     def digest(self, path: str) -> str | None:
-        """The sha256 of a file in hexadecimal, or None if there is no such file."""
+        """The sha256 of a file in hexadecimal, or None if there is no such regular file."""
         if path not in self._digests:
-            content = self.read(path)
+            try:
+                content = self.read(path)
+            except UnsupportedError:
+                content = None
             self._digests[path] = None if content is None else sha256(content)
         return self._digests[path]
 
@@ -113,22 +118,32 @@ def parse(content: bytes, path: str, feature_version: tuple[int, int] | None = N
 
 def _read_file(file: Path, path: str) -> bytes | None:
     try:
-        if file.is_file() and file.stat().st_size > LARGEST_FILE:
-            raise UnsupportedError(
-                f"{path} is larger than {LARGEST_FILE} bytes",
-                "this is not a file of vLLM's; reinstall vLLM",
-                code="not-python",
-            )
-        return file.read_bytes()
+        # Not blocking: a pipe in the file's place must not stop us.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except IsADirectoryError as error:
-        raise UnsupportedError(
-            f"{path} is a folder", "reinstall vLLM", code="not-python"
-        ) from error
     except OSError as error:
-        raise NotWritableError(
-            f"{path} cannot be read: {error.strerror or error}",
-            "run this as a user who may read the installation",
-            code="unreadable",
-        ) from error
+        raise _unreadable(path, error) from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
+            raise UnsupportedError(
+                f"{path} is no file of vLLM's: not a regular file, or larger than "
+                f"{LARGEST_FILE} bytes",
+                "reinstall vLLM",
+                code="not-python",
+            )
+        with os.fdopen(descriptor, "rb", closefd=False) as opened:
+            return opened.read()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def _unreadable(path: str, error: OSError) -> NotWritableError:
+    return NotWritableError(
+        f"{path} cannot be read: {error.strerror or error}",
+        "run this as a user who may read the installation",
+        code="unreadable",
+    )

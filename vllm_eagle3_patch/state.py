@@ -4,9 +4,9 @@ import errno
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from vllm_eagle3_patch.folder import Attributes, Folder, passing_over
+from vllm_eagle3_patch.folder import Attributes, Folder, is_there, passing_over
 from vllm_eagle3_patch.os_errors import explained, one_line
 from vllm_eagle3_patch.records import SCHEMA, Fields, StateCorruptError, decode, encode
 from vllm_eagle3_patch.state_folder import (
@@ -18,6 +18,7 @@ from vllm_eagle3_patch.state_folder import (
     ORIGINALS,
     RESTORE,
     document_in,
+    files_on,
     opened,
 )
 
@@ -187,6 +188,41 @@ def lost_original(entry: ManifestEntry) -> StateCorruptError:
         f"{entry.path}: the original that was kept is gone or damaged",
         "reinstall vLLM, then remove the folder " + FOLDER,
     )
+
+
+def lost_originals(root: Path, manifest: Manifest) -> tuple[str, ...]:
+    """Return the files of a manifest of which neither the original nor its copy is there.
+
+    Only that they are there is looked at, not what they hold.
+
+    Raises:
+        StateCorruptError: The state cannot be trusted.
+        NotWritableError: It may not be read.
+    """
+    with explained(), opened(root) as state:
+        return tuple(
+            path
+            for path, entry in manifest.files.items()
+            if state is None
+            or not any(
+                is_there(state, f"{shelf}/{entry.kept}/{path}") for shelf in (ORIGINALS, COPIES)
+            )
+        )
+
+
+def unclaimed_in(state: Folder, manifest: Manifest | None) -> tuple[str, ...]:
+    """Return the kept files of which a manifest says nothing, relative to the state folder.
+
+    Of an original and its copy only the original is named.
+    """
+    entries = manifest.files.values() if manifest else ()
+    paths = [PurePosixPath(str(entry.kept), entry.path) for entry in entries]
+    # A link in the place of one of their folders is no file that was kept.
+    claimed = {str(part) for path in paths for part in (path, *path.parents)}
+    found = {
+        path: f"{shelf}/{path}" for shelf in (COPIES, ORIGINALS) for path in files_on(state, shelf)
+    }
+    return tuple(found[path] for path in sorted(found.keys() - claimed))
 
 
 def original_is_kept(root: Folder, state: Folder, entry: ManifestEntry) -> bool:

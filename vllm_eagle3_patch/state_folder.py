@@ -102,6 +102,20 @@ def opened_in(root: Folder) -> Folder:
     return state
 
 
+def files_on(state: Folder, shelf: str) -> Iterator[str]:
+    """Yield the path, relative to a shelf, of everything on it that is no folder."""
+    status = state.status(shelf)
+    if status is None:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        yield ""
+        return
+    with state.below(shelf) as folder:
+        for name in folder.names():
+            for rest in files_on(folder, name):
+                yield f"{name}/{rest}".rstrip("/")
+
+
 def folder_mode(root: Folder) -> int:
     """Return the mode of our folders: who may read the installation may read the state."""
     return stat.S_IMODE(os.fstat(root.descriptor).st_mode) & 0o755 | 0o700

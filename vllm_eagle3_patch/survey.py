@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch import limits, reading
+from vllm_eagle3_patch import limits, platforms
 from vllm_eagle3_patch.facts import ModelFacts
 from vllm_eagle3_patch.family import FAMILY, FamilyModel
 from vllm_eagle3_patch.patch import INTERFACES, all_patches
@@ -19,9 +19,23 @@ if TYPE_CHECKING:
 
 REGISTRY = "vllm/model_executor/models/registry.py"
 KV_CACHE = "vllm/v1/core/kv_cache_utils.py"
-PROPOSER = "vllm/v1/spec_decode/eagle.py"
+DRAFT_MODEL = "vllm/model_executor/models/llama_eagle3.py"
+REFUSES_EMBEDDINGS = b"does not support multimodal inputs yet"
 
-EVIDENCE = tuple(sorted({REGISTRY, KV_CACHE, PROPOSER, INTERFACES, *limits.EVIDENCE}))
+LANGUAGE_MODELS = {model.wrapper.language_model for model in FAMILY if model.wrapper}
+EVIDENCE = tuple(
+    sorted(
+        {
+            REGISTRY,
+            KV_CACHE,
+            DRAFT_MODEL,
+            INTERFACES,
+            *LANGUAGE_MODELS,
+            *limits.EVIDENCE,
+            *platforms.EVIDENCE,
+        }
+    )
+)
 """Files that are read for the answers and need not be changed by any patch."""
 
 
@@ -31,8 +45,9 @@ def survey(sources: Sources) -> tuple[ModelFacts, ...]:
     Raises:
         UnsupportedError: A file that decides cannot be parsed.
     """
-    engine = engine_reason(sources)
-    return tuple(_facts(sources, model, engine) for model in shipped(sources))
+    return tuple(
+        _facts(sources, model, engine_reason(sources, model)) for model in shipped(sources)
+    )
 
 
 def shipped(sources: Sources) -> tuple[FamilyModel, ...]:
@@ -46,34 +61,44 @@ def shipped(sources: Sources) -> tuple[FamilyModel, ...]:
         for key in node.keys
         if isinstance(key, ast.Constant)
     }
-    return tuple(model for model in FAMILY if model.architecture in registered)
+    return tuple(
+        model
+        for model in FAMILY
+        if model.architecture in registered
+        and (model.wrapper is None or sources.exists(model.wrapper.language_model))
+    )
 
 
-def engine_reason(sources: Sources) -> str | None:
-    """Why this engine cannot run an MLA target with a grouped-query draft model, or None.
+ONE_PAGE_SIZE = (
+    "the KV cache manager knows one page size only, and MLA's pages have no room for a draft "
+    "model's values; with VLLM_MLA_DISABLE=1 (and VLLM_USE_V1=1) a text-only target can, if its "
+    "heads are as many and as wide as the draft model's KV heads"
+)
+TEXT_ONLY = "the class of EAGLE-3 draft models does not support multimodal inputs yet"
 
-    Source: vllm/v1/core/kv_cache_utils.py (one page size only up to 0.10.2) and
-    vllm/v1/spec_decode/eagle.py (0.11.0 builds the draft's attention metadata with the target's
-    builder), read in each release.
+
+def engine_reason(sources: Sources, model: FamilyModel) -> str | None:
+    """Why this engine cannot run a target of this kind with a grouped-query draft model, or None.
+
+    Up to 0.10.2 the runner describes every layer's KV cache as the target's kind (get_kv_cache_spec
+    in vllm/v1/worker/gpu_model_runner.py), and the KV cache manager wants pages of one size. Pages
+    of equal size do not help beside MLA: their layout is MLA's. No release up to 0.17.1 has a class
+    for an MLA draft model. Without MLA a page of the same shape is enough.
+
+    From 0.10.1 to 0.11.0 the one class of draft models raises an error for a multimodal target's
+    input embeddings, which the proposer always passes.
     """
     if b"UniformTypeKVCacheSpecs" not in (sources.read(KV_CACHE) or b""):
-        return (
-            "the KV cache manager knows one page size only, and an MLA target and a "
-            "grouped-query draft model differ in theirs"
-        )
-    if not sources.exists(PROPOSER):
-        return None
-    propose = reading.find_function(sources.module(PROPOSER), "propose")
-    if propose is not None and any(
-        isinstance(node, ast.Subscript) and reading.same(node, "self.runner.attn_groups[0][0]")
-        for node in ast.walk(propose)
-    ):
-        return "the proposer builds the draft model's attention metadata with the target's builder"
+        return ONE_PAGE_SIZE
+    if model.wrapper and REFUSES_EMBEDDINGS in (sources.read(DRAFT_MODEL) or b""):
+        return TEXT_ONLY
     return None
 
 
 def _facts(sources: Sources, model: FamilyModel, engine: str | None) -> ModelFacts:
     patches = {patch.name: patch for patch in all_patches()}
+    from vllm_eagle3_patch.patches.deepseek_v32 import not_collecting
+
     missing = tuple(
         name
         for name in model.requires
@@ -81,13 +106,18 @@ def _facts(sources: Sources, model: FamilyModel, engine: str | None) -> ModelFac
     )
     reason = engine
     unpatchable = [name for name in missing if name not in patches]
+    broken = not_collecting(sources, model)
     if unpatchable:
         reason = f"{model.architecture} lacks {', '.join(unpatchable)}, and no patch adds that"
+    elif broken:
+        reason = (
+            f"{', '.join(broken)} inherits the interface but never collects; no patch adds that"
+        )
     return ModelFacts(
         architecture=model.architecture,
         model_types=model.model_types,
         missing=missing,
         reason=reason,
-        engine=engine is not None and not unpatchable,
+        engine=engine is not None and reason == engine,
         limits=limits.limits_of(sources, model),
     )

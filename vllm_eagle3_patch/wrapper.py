@@ -1,4 +1,4 @@
-"""What multimodal wrappers around a DeepSeek-V2 language model have in common.
+"""The interface on a multimodal wrapper around a DeepSeek-V2 language model.
 
 A wrapper's forward returns what its language model returns, so it only has to implement the
 interface and hand the layer ids on. Where its language model is a bare ``DeepseekV2Model`` and
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import libcst as cst
 
-    from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.family import FamilyModel, Wrapper
     from vllm_eagle3_patch.sources import Sources
 
 METHODS = """
@@ -48,20 +48,20 @@ BARE_CLASS = "DeepseekV2Model"
 class WrapperCodemod(AnchoredCodemod):
     """The interface on a wrapper class, handed on to its language model.
 
-    Subclasses set ``patch`` and ``wrapper``, the name of the class.
+    Subclasses set ``patch`` and ``owner``, the name of the class.
     """
 
-    wrapper: ClassVar[str]
+    owner: ClassVar[str]
 
     def edit(self, module: cst.Module) -> None:
         """Find the import, the class, its forward, and for a bare language model its lm_head."""
-        wrapper = self.only_class(module, self.wrapper)
+        wrapper = self.only_class(module, self.owner)
         self.implement_eagle3(module, wrapper, beside=("SupportsMultiModal",))
         self.add_methods(module, wrapper, METHODS)
         self._share_with_draft_model(module, self.only_method(wrapper, "__init__"))
 
     def _share_with_draft_model(self, module: cst.Module, constructor: cst.FunctionDef) -> None:
-        where = f"{self.wrapper}.__init__"
+        where = f"{self.owner}.__init__"
         any_call = _assigns_self("language_model", m.Call())
         holder = self._statement_with(constructor, any_call, "self.language_model = ...(...)")
         bare = _assigns_self("language_model", m.Call(func=m.Name(BARE_CLASS)))
@@ -78,7 +78,7 @@ class WrapperCodemod(AnchoredCodemod):
         self, constructor: cst.FunctionDef, matcher: m.Assign, anchor: str
     ) -> cst.CSTNode:
         """The statement of a constructor that holds the one assignment that matches."""
-        self.only(m.findall(constructor, matcher), anchor, f"{self.wrapper}.__init__")
+        self.only(m.findall(constructor, matcher), anchor, f"{self.owner}.__init__")
         return next(node for node in constructor.body.body if m.findall(node, matcher))
 
 
@@ -90,17 +90,21 @@ class WrapperPatch(Patch):
     """The interface on one wrapper class.
 
     Attributes:
-        path: The wrapper's file.
+        wrapper: Its entry in the family's table.
         kind: Its codemod.
     """
 
-    path: ClassVar[str]
+    wrapper: ClassVar[Wrapper]
     kind: ClassVar[type[WrapperCodemod]]
-    upstream = "the same delegation as vLLM's Kimi-K2.5 since pull request 36361 (0.18.0)"
+    upstream = (
+        "as vLLM's Kimi-K2.5 (pull request 36361, 0.18.0) and Pixtral (0.19.0) delegate it; "
+        "the other wrappers never got it"
+    )
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
-        """The wrapper's file, where the release ships it."""
-        return (self.path,) if sources.exists(self.path) else ()
+        """The wrapper's file, where the release ships it and its language model."""
+        needed = (self.wrapper.path, self.wrapper.language_model)
+        return needed[:1] if all(sources.exists(path) for path in needed) else ()
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """The wrapper's codemod."""
@@ -115,10 +119,10 @@ class WrapperPatch(Patch):
         protocol: bool = True,
     ) -> bool:
         """The class implements the interface, and the proposer finds what it shares."""
-        wrapper = reading.find_class(module, self.kind.wrapper)
-        if not reading.implements_eagle3(wrapper, protocol=protocol):
+        owner = reading.find_class(module, self.wrapper.owner)
+        if not reading.implements_eagle3(module, owner, protocol=protocol):
             return False
-        constructor = reading.find_method(wrapper, "__init__")
+        constructor = reading.find_method(owner, "__init__")
         bare = constructor is not None and any(
             reading.last_name(node.targets[0]) == "language_model"
             and isinstance(node.value, ast.Call)
@@ -131,3 +135,19 @@ class WrapperPatch(Patch):
             for call in reading.calls(constructor or module, "__setattr__")
             if len(call.args) == 3 and isinstance(call.args[1], ast.Constant)  # noqa: PLR2004
         }
+
+
+def wrapper_patch(entry: Wrapper) -> type[WrapperPatch]:
+    """Define, and so register, the patch for one entry of the family's table."""
+
+    class Delegation(WrapperCodemod):
+        patch = entry.patch
+        owner = entry.owner
+
+    class Interface(WrapperPatch):
+        name = entry.patch
+        title = f"{entry.owner} implements SupportsEagle3"
+        wrapper = entry
+        kind = Delegation
+
+    return Interface

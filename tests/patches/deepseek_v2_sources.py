@@ -153,6 +153,129 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     pass
 '''
 
+# Up to vLLM 0.10.1.1 the loop goes through a slice. Up to 0.10.0 there is no protocol either.
+SLICED_BEFORE = '''"""A DeepSeek-V2 look-alike."""
+
+from torch import nn
+
+from .interfaces import SupportsPP
+
+
+class DeepseekV2Model(nn.Module):
+
+    fall_back = False
+
+    def __init__(self, config):
+        super().__init__()
+        self.start_layer, self.end_layer, self.layers = make_layers(config)
+
+    def forward(self, input_ids, positions, intermediate_tensors):
+        residual = None
+        hidden_states = self.get_input_embeddings(input_ids)
+
+        for layer in self.layers[self.start_layer:self.end_layer]:
+            hidden_states, residual = layer(positions, hidden_states, residual)
+
+        if not get_pp_group().is_last_rank:
+            return IntermediateTensors({
+                "hidden_states": hidden_states,
+                "residual": residual
+            })
+
+        hidden_states, _ = self.norm(hidden_states, residual)
+        return hidden_states
+
+
+class DeepseekV2ForCausalLM(nn.Module, SupportsPP):
+
+    def __init__(self, config):
+        super().__init__()
+        self.model = DeepseekV2Model(config)
+
+    def forward(self, input_ids, positions, intermediate_tensors=None):
+        return self.model(input_ids, positions, intermediate_tensors)
+'''
+
+SLICED_AFTER = (
+    '''"""A DeepSeek-V2 look-alike."""
+
+from torch import nn
+
+from .interfaces import SupportsEagle3, SupportsPP
+
+
+class DeepseekV2Model(nn.Module):
+    # vllm-eagle3-patch: deepseek-v2
+    aux_hidden_state_layers: tuple[int, ...] = ()
+
+    fall_back = False
+
+    def __init__(self, config):
+        super().__init__()
+        self.start_layer, self.end_layer, self.layers = make_layers(config)
+'''
+    + AFTER[
+        AFTER.index("\n    # vllm-eagle3-patch: deepseek-v2\n    def set_") : AFTER.index(
+            "    def forward"
+        )
+    ]
+    + """\
+    def forward(self, input_ids, positions, intermediate_tensors):
+        residual = None
+        hidden_states = self.get_input_embeddings(input_ids)
+
+        # vllm-eagle3-patch: deepseek-v2
+        aux_hidden_states = []
+        for layer_id, layer in enumerate(
+            self.layers[self.start_layer:self.end_layer], start=self.start_layer
+        ):
+            # vllm-eagle3-patch: deepseek-v2
+            if layer_id in self.aux_hidden_state_layers:
+                aux_hidden_states.append(
+                    hidden_states.clone() if residual is None else hidden_states + residual
+                )
+            hidden_states, residual = layer(positions, hidden_states, residual)
+
+        if not get_pp_group().is_last_rank:
+            return IntermediateTensors({
+                "hidden_states": hidden_states,
+                "residual": residual
+            })
+
+        # vllm-eagle3-patch: deepseek-v2
+        if self.end_layer in self.aux_hidden_state_layers:
+            aux_hidden_states.append(hidden_states + residual)
+        hidden_states, _ = self.norm(hidden_states, residual)
+        # vllm-eagle3-patch: deepseek-v2
+        if aux_hidden_states:
+            return hidden_states, aux_hidden_states
+        return hidden_states
+
+
+class DeepseekV2ForCausalLM(nn.Module, SupportsPP, SupportsEagle3):
+
+    def __init__(self, config):
+        super().__init__()
+        self.model = DeepseekV2Model(config)
+
+    # vllm-eagle3-patch: deepseek-v2
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        self.model.set_aux_hidden_state_layers(layers)
+
+    def get_eagle3_aux_hidden_state_layers(self) -> tuple[int, ...]:
+        return self.model.get_eagle3_aux_hidden_state_layers()
+
+    def forward(self, input_ids, positions, intermediate_tensors=None):
+        return self.model(input_ids, positions, intermediate_tensors)
+"""
+)
+
+# What the patch leaves out where there is no protocol.
+WITHOUT_PROTOCOL = (
+    ("import SupportsEagle3, SupportsPP", "import SupportsPP"),
+    ("SupportsPP, SupportsEagle3)", "SupportsPP)"),
+)
+
 # The edits of vLLM's own change, each of which may have been made by hand without the others.
 IMPORT_AND_BASE = (
     ("SupportsEagle, SupportsLoRA, SupportsPP\n", "SupportsEagle, SupportsEagle3, SupportsLoRA\n"),
@@ -217,5 +340,6 @@ IMPORT = "from .interfaces import MixtureOfExperts, SupportsEagle, SupportsLoRA,
 FORWARD = "    def forward(self, input_ids, positions, intermediate_tensors):\n"
 LOOP = "        for layer in islice(self.layers, self.start_layer, self.end_layer):\n"
 CALL = "            hidden_states, residual = layer(positions, hidden_states, residual)\n"
+SLICED_LOOP = "        for layer in self.layers[self.start_layer:self.end_layer]:\n"
 NORM = "        hidden_states, _ = self.norm(hidden_states, residual)\n"
 RETURN = "residual)\n        return hidden_states\n"

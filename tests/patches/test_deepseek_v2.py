@@ -20,6 +20,10 @@ from deepseek_v2_sources import (
     NORM,
     OUTER,
     RETURN,
+    SLICED_AFTER,
+    SLICED_BEFORE,
+    SLICED_LOOP,
+    WITHOUT_PROTOCOL,
 )
 from libcst.codemod import CodemodTest
 from patch_checks import (
@@ -32,8 +36,9 @@ from patch_checks import (
     check_unchanged,
 )
 
+from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.patches.deepseek_v2 import DeepseekV2, DeepseekV2Codemod
-from vllm_eagle3_patch.sources import Sources
+from vllm_eagle3_patch.sources import Sources, parse
 
 PATCH = DeepseekV2()
 
@@ -52,6 +57,13 @@ class TestBeforeAndAfter(CodemodTest):
     def test_the_whole_change(self) -> None:
         self.assertCodemod(BEFORE, AFTER)
 
+    def test_a_loop_through_a_slice(self) -> None:
+        self.assertCodemod(SLICED_BEFORE, SLICED_AFTER)
+
+    def test_no_protocol(self) -> None:
+        after = changed(SLICED_AFTER, *WITHOUT_PROTOCOL)
+        self.assertCodemod(SLICED_BEFORE, after, models=FAMILY, protocol=False)
+
 
 def test_as_vllm_does_it_itself_is_left_alone() -> None:
     native = changed(BEFORE, *IMPORT_AND_BASE, *METHODS, *DEFAULT, *COLLECTING)
@@ -66,6 +78,32 @@ def test_with_the_default_method_under_its_later_name_is_left_alone() -> None:
 
 def test_patched_by_hand_with_a_counter_is_left_alone() -> None:
     check_unchanged(PATCH, changed(BEFORE, *IMPORT_AND_BASE, *METHODS, *DEFAULT, *COUNTING))
+
+
+NATIVE = changed(BEFORE, *IMPORT_AND_BASE, *METHODS, *DEFAULT, *COLLECTING)
+IN_INIT = "        self.aux_hidden_state_layers = ()\n"
+DEFAULTS_BY_HAND = {
+    "as vLLM has it": [(IN_INIT, IN_INIT.replace("()", "tuple[int, ...]()"))],
+    "annotated in the constructor": [(IN_INIT, IN_INIT.replace(" =", ": tuple[int, ...] ="))],
+    "under a condition": [(IN_INIT, f"        if True:\n    {IN_INIT}")],
+    "two at once": [(IN_INIT, IN_INIT.replace(" = ()", ", self.more = (), ()"))],
+    "on the class": [(IN_INIT, ""), (INNER, f"{INNER}    aux_hidden_state_layers = ()\n")],
+    "from a base": [(IN_INIT, ""), (INNER, INNER.replace("nn.Module", "nn.Module, EagleMixin"))],
+    "where it is read": [
+        (IN_INIT, ""),
+        ("if idx in self.aux_hidden_state_layers:", "if idx in aux_hidden_state_layers:"),
+        (
+            "        aux_hidden_states = []\n",
+            "        aux_hidden_states = []\n"
+            '        aux_hidden_state_layers = getattr(self, "aux_hidden_state_layers", ())\n',
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("changes", DEFAULTS_BY_HAND.values(), ids=DEFAULTS_BY_HAND)
+def test_any_default_of_the_ids_is_left_alone(changes: list[Change]) -> None:
+    check_unchanged(PATCH, changed(NATIVE, *changes))
 
 
 PATCHED = {
@@ -266,13 +304,46 @@ def test_comments_inside_the_loop_header_are_kept() -> None:
     assert b"# all" in PATCH.apply(changed(BEFORE, (LOOP, loop)).encode(), "deepseek_v2.py")
 
 
+SLICED = {
+    "as formatted with blanks": SLICED_LOOP.replace(":self", " : self"),
+    "over several lines": SLICED_LOOP.replace("[", "[\n            ").replace("]:", "\n        ]:"),
+}
+
+
+@pytest.mark.parametrize("loop", SLICED.values(), ids=SLICED)
+def test_other_layouts_of_a_slice_are_patched(loop: str) -> None:
+    check_patched(
+        PATCH, changed(SLICED_BEFORE, (SLICED_LOOP, loop)).encode(), SLICED_AFTER.encode()
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("protocol", [True, False])
+def test_bytes_around_the_change_to_a_slice_are_kept(layout: Layout, protocol: bool) -> None:
+    before, after = layout(SLICED_BEFORE), layout(SLICED_AFTER)
+    if not protocol:
+        after = layout(changed(SLICED_AFTER, *WITHOUT_PROTOCOL))
+    result = PATCH.apply(before, "deepseek_v2.py", protocol=protocol)
+    assert result == after
+    assert PATCH.holds(parse(result, ""), protocol=protocol)
+    assert PATCH.apply(result, "deepseek_v2.py", protocol=protocol) == result
+
+
+def test_without_the_protocol_the_methods_count_and_with_it_the_base_too() -> None:
+    without = parse(changed(SLICED_AFTER, *WITHOUT_PROTOCOL).encode(), "")
+    assert PATCH.holds(without, protocol=False)
+    assert not PATCH.holds(without, protocol=True)
+    assert not PATCH.holds(parse(SLICED_BEFORE.encode(), ""), protocol=False)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_bytes_around_the_change_are_kept(layout: Layout) -> None:
     check_patched(PATCH, layout(BEFORE), layout(AFTER))
 
 
-def test_a_file_indented_with_tabs() -> None:
-    check_tabs(PATCH, BEFORE, AFTER)
+@pytest.mark.parametrize(("before", "after"), [(BEFORE, AFTER), (SLICED_BEFORE, SLICED_AFTER)])
+def test_a_file_indented_with_tabs(before: str, after: str) -> None:
+    check_tabs(PATCH, before, after)
 
 
 def test_the_file_where_there_is_one(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from deepseek_v2_sources import (
     NORM,
     OUTER,
     RETURN,
+    SLICED_BEFORE,
+    SLICED_LOOP,
+    WITHOUT_PROTOCOL,
 )
 from patch_checks import Change, changed, refusal
 
@@ -34,6 +37,8 @@ HALVES = {
     "forward only, with a counter": (*DEFAULT, *COUNTING),
     "all but the base": (*METHODS, *DEFAULT, *COLLECTING),
     "all but the methods": (*IMPORT_AND_BASE, *DEFAULT, *COLLECTING),
+    "all but the default": (*IMPORT_AND_BASE, *METHODS, *COLLECTING),
+    "all but the import": (IMPORT_AND_BASE[1], *METHODS, *DEFAULT, *COLLECTING),
     "all but the forward": (*IMPORT_AND_BASE, *METHODS, *DEFAULT),
     "default on the class only": ((INNER, f"{INNER}    aux_hidden_state_layers = ()\n"),),
     "default in the constructor only": DEFAULT,
@@ -46,7 +51,10 @@ def test_half_of_the_patch_done_by_hand_is_refused(changes: tuple[Change, ...]) 
 
 
 IN_FORWARD = "DeepseekV2Model.forward"
-ISLICE = "for layer in islice(self.layers, self.start_layer, self.end_layer)"
+LAYERS = (
+    "for layer in islice(self.layers, self.start_layer, self.end_layer)"
+    " or self.layers[self.start_layer:self.end_layer]"
+)
 NO_IMPORT = ("import of SupportsLoRA without SupportsEagle3", "the module")
 
 REFUSED = {
@@ -106,14 +114,14 @@ REFUSED = {
         ],
         ("class DeepseekV2Model without def set_aux_hidden_state_layers", "the module", 0),
     ),
-    "loop renamed": ([("for layer in", "for block in")], (ISLICE, IN_FORWARD, 0)),
+    "loop renamed": ([("for layer in", "for block in")], (LAYERS, IN_FORWARD, 0)),
     "loop over all layers": (
         [("islice(self.layers, self.start_layer, self.end_layer)", "self.layers")],
-        (ISLICE, IN_FORWARD, 0),
+        (LAYERS, IN_FORWARD, 0),
     ),
     "loop inside an if": (
         [(LOOP + CALL, f"        if True:\n    {LOOP}    {CALL}")],
-        (ISLICE, IN_FORWARD, 0),
+        (LAYERS, IN_FORWARD, 0),
     ),
     "two loops": ([(LOOP + CALL, (LOOP + CALL) * 2)], ("one loop", IN_FORWARD, 2)),
     "another loop nested": (
@@ -157,6 +165,41 @@ def test_unknown_source_is_refused(changes: list[Change], expected: tuple[str, s
     assert refusal(PATCH, changed(BEFORE, *changes)) == expected
 
 
+SLICES = {
+    "all layers": "self.layers",
+    "from the first layer": "self.layers[:self.end_layer]",
+    "to the last layer": "self.layers[self.start_layer:]",
+    "every second layer": "self.layers[self.start_layer:self.end_layer:2]",
+    "backwards": "self.layers[self.end_layer:self.start_layer]",
+    "one layer": "self.layers[self.start_layer]",
+    "other layers": "self.mtp_layers[self.start_layer:self.end_layer]",
+    "another model's layers": "model.layers[self.start_layer:self.end_layer]",
+    "numbered by hand": "enumerate(self.layers[self.start_layer:self.end_layer])",
+}
+
+
+@pytest.mark.parametrize("layers", SLICES.values(), ids=SLICES)
+def test_a_loop_through_another_slice_is_refused(layers: str) -> None:
+    loop = f"        for layer in {layers}:\n"
+    assert refusal(PATCH, changed(SLICED_BEFORE, (SLICED_LOOP, loop))) == (LAYERS, IN_FORWARD, 0)
+
+
+@pytest.mark.parametrize("change", WITHOUT_PROTOCOL, ids=["import only", "base only"])
+def test_half_of_the_protocol_by_hand_is_refused(change: Change) -> None:
+    before = changed(SLICED_BEFORE, (change[1], change[0]))
+    refusal(PATCH, before)
+
+
+def test_a_slice_with_half_of_the_rest_by_hand_is_refused() -> None:
+    init = "        self.model = DeepseekV2Model(config)\n"
+    by_hand = f"{init}\n    def set_aux_hidden_state_layers(self, layers):\n        pass\n"
+    assert refusal(PATCH, changed(SLICED_BEFORE, (init, by_hand))) == (
+        "class DeepseekV2ForCausalLM without def set_aux_hidden_state_layers",
+        "the module",
+        0,
+    )
+
+
 def test_the_interface_without_a_collecting_forward_does_not_hold() -> None:
     source = changed(BEFORE, *IMPORT_AND_BASE, *METHODS, *DEFAULT)
     assert not PATCH.holds(parse(source.encode(), ""))
@@ -184,3 +227,44 @@ NOT_COLLECTING = {
 def test_the_postcondition_wants_every_part(change: Change) -> None:
     assert PATCH.holds(parse(AFTER.encode(), ""))
     assert not PATCH.holds(parse(changed(AFTER, change).encode(), ""))
+
+
+IN_INIT = "        self.aux_hidden_state_layers = ()\n"
+SET = "        self.model.aux_hidden_state_layers = layers\n"
+NATIVE = changed(BEFORE, *IMPORT_AND_BASE, *METHODS, *DEFAULT, *COLLECTING)
+
+INCOMPLETE = {
+    "no default of the ids": (IN_INIT, ""),
+    "an annotation and no default": (IN_INIT, "        self.aux_hidden_state_layers: tuple\n"),
+    "a default of another name": (IN_INIT, IN_INIT.replace("layers", "layer_ids")),
+    "a default of another object": (IN_INIT, IN_INIT.replace("self.", "config.")),
+    "a default that is local": (IN_INIT, IN_INIT.replace("self.", "")),
+    "a default in another method": (IN_INIT, f"\n    def reset(self):\n{IN_INIT}"),
+    "the protocol not imported": ("SupportsEagle, SupportsEagle3, Sup", "SupportsEagle, Sup"),
+    "the protocol imported by another name": (
+        "SupportsEagle3, SupportsLoRA\n",
+        "SupportsEagle3 as Eagle3, SupportsLoRA\n",
+    ),
+    "a setter that passes": (SET, "        pass\n"),
+    "a setter of dots": (SET, "        ...\n"),
+    "a setter with a docstring only": (SET, '        """Set them."""\n'),
+    "a setter that raises": (SET, "        raise NotImplementedError\n"),
+    "a getter that passes": ("        return 2, 30, 58\n", "        pass\n"),
+    "a getter that returns nothing": ("        return 2, 30, 58\n", "        return None\n"),
+}
+
+
+@pytest.mark.parametrize("change", INCOMPLETE.values(), ids=INCOMPLETE)
+def test_by_hand_with_a_part_that_does_nothing_does_not_hold(change: Change) -> None:
+    assert PATCH.holds(parse(NATIVE.encode(), ""))
+    refusal(PATCH, changed(NATIVE, change))
+
+
+def test_the_import_counts_only_where_there_is_a_protocol() -> None:
+    source = changed(NATIVE, INCOMPLETE["the protocol not imported"])
+    assert PATCH.holds(parse(source.encode(), ""), protocol=False)
+
+
+def test_our_own_without_its_default_does_not_hold() -> None:
+    source = changed(AFTER, ("    aux_hidden_state_layers: tuple[int, ...] = ()\n", ""))
+    assert not PATCH.holds(parse(source.encode(), ""))

@@ -73,6 +73,52 @@ class SpeculativeConfig:
         return self
 '''
 
+# As in vLLM 0.10.0.
+STRING_BEFORE = '''"""A config look-alike."""
+
+
+class SpeculativeConfig:
+
+    def _verify_args(self):
+        if self.method == "eagle3" and self.target_model_config and \\
+            "llama" not in self.target_model_config.hf_text_config.model_type:
+            raise ValueError(
+                "Eagle3 is only supported for Llama models. "
+                f"Got {self.target_model_config.hf_text_config.model_type=}")
+
+        return self
+'''
+
+STRING_AFTER = '''"""A config look-alike."""
+
+
+class SpeculativeConfig:
+
+    def _verify_args(self):
+        # vllm-eagle3-patch: eagle3-allowlist
+        eagle3_target_supported = [
+            "llama",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "kimi_k2",
+            "kimi_k25",
+            "kimi_vl",
+            "deepseek_vl_v2",
+            "glm_moe_dsa",
+        ]
+        if self.method == "eagle3" and self.target_model_config and \\
+            not any(
+                supported_model in self.target_model_config.hf_text_config.model_type
+                for supported_model in eagle3_target_supported
+            ):
+            raise ValueError(
+                f"Eagle3 is only supported for {eagle3_target_supported} models. "
+                f"Got {self.target_model_config.hf_text_config.model_type=}")
+
+        return self
+'''
+
 NAME = "eagle3_target_supported"
 LIST = '[\n            "llama",\n            "gpt_oss",\n        ]\n'
 OURS = AFTER[AFTER.index("            # vllm") : AFTER.index("        ]\n")]
@@ -84,6 +130,9 @@ class TestBeforeAndAfter(CodemodTest):
 
     def test_one_type_a_line(self) -> None:
         self.assertCodemod(BEFORE, AFTER)
+
+    def test_one_string(self) -> None:
+        self.assertCodemod(STRING_BEFORE, STRING_AFTER)
 
     def test_all_on_one_line(self) -> None:
         self.assertCodemod(
@@ -209,17 +258,82 @@ def test_other_layouts_are_patched(before: list[Change], after: list[Change] | N
     check_patched(PATCH, changed(BEFORE, *before).encode(), expected.encode())
 
 
+CONDITION = STRING_BEFORE[
+    STRING_BEFORE.index("        if self") : STRING_BEFORE.index("model_type:")
+]
+STRING_CONDITION = 'and \\\n            "llama"'
+MESSAGE = '"Eagle3 is only supported for Llama models. "'
+LLAMA_MODELS = "supported for {eagle3_target_supported} models. "
+IN_CONFIG = "self.target_model_config.hf_text_config.model_type"
+GOT = f'\n                f"Got {{{IN_CONFIG}=}}"'
+
+STRINGS_PATCHED = {
+    "in brackets": (
+        [(STRING_CONDITION, STRING_CONDITION[:-7] + '("llama"'), ("model_type:", "model_type):")],
+        [("not any(", "(not any("), ("            ):", "            )):")],
+    ),
+    "comments": (
+        [
+            ("        if self", "        # no others yet\n        if self"),
+            ('                f"Got', '                # which\n                f"Got'),
+        ],
+        None,
+    ),
+    "blank line above": (
+        [("        if self", "        self.check()\n\n        if self")],
+        [("        # vllm", "        self.check()\n\n        # vllm")],
+    ),
+    "single quotes": (
+        [('"llama"', "'llama'"), (MESSAGE, MESSAGE.replace('"', "'"))],
+        [
+            ('"llama"', "'llama'"),
+            (f'f"Eagle3 is only {LLAMA_MODELS}"', f"f'Eagle3 is only {LLAMA_MODELS}'"),
+        ],
+    ),
+    "a shorter message": ([(GOT, "")], None),
+    "another string": ([('"llama"', '"vicuna"')], None),
+    "the same test elsewhere in the file": (
+        [
+            (
+                "class SpeculativeConfig:\n",
+                "class ModelConfig:\n\n    def is_llama(self):\n"
+                '        return "llama" not in self.hf_text_config.model_type\n\n\n'
+                "class SpeculativeConfig:\n",
+            )
+        ],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), STRINGS_PATCHED.values(), ids=STRINGS_PATCHED)
+def test_other_layouts_of_one_string_are_patched(
+    before: list[Change], after: list[Change] | None
+) -> None:
+    """No changes for ``after`` of its own: the same ones as for ``before``."""
+    expected = changed(STRING_AFTER, *(before if after is None else after))
+    check_patched(PATCH, changed(STRING_BEFORE, *before).encode(), expected.encode())
+
+
+EACH_FORM = pytest.mark.parametrize(
+    ("before", "after"), [(BEFORE, AFTER), (STRING_BEFORE, STRING_AFTER)], ids=["list", "string"]
+)
+
+
+@EACH_FORM
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_bytes_around_the_change_are_kept(layout: Layout) -> None:
-    check_patched(PATCH, layout(BEFORE), layout(AFTER))
+def test_bytes_around_the_change_are_kept(layout: Layout, before: str, after: str) -> None:
+    check_patched(PATCH, layout(before), layout(after))
 
 
-def test_a_file_indented_with_tabs() -> None:
-    check_tabs(PATCH, BEFORE, AFTER)
+@EACH_FORM
+def test_a_file_indented_with_tabs(before: str, after: str) -> None:
+    check_tabs(PATCH, before, after)
 
 
-ANY = ("any(... in ....model_type ...)", "the module")
-ASSIGNMENT = ("eagle3_target_supported = [...]", "the module")
+WHERE = "class SpeculativeConfig"
+ANY = ('any(... in ....model_type ...) or "..." not in ....hf_text_config.model_type', WHERE)
+ASSIGNMENT = ("eagle3_target_supported = [...]", WHERE)
 
 REFUSED = {
     "two membership tests": ([(TEST, TEST * 2)], (*ANY, 2)),
@@ -257,9 +371,97 @@ def test_unknown_source_is_refused(changes: list[Change], expected: tuple[str, s
     assert refusal(PATCH, changed(BEFORE, *changes)) == expected
 
 
+IF = 'if ... "llama" not in ...'
+ONLY_LLAMA = '"... is only supported for Llama models"'
+
+STRINGS_REFUSED = {
+    "two tests": (
+        [("self.target_model_config and", f'"qwen" not in {IN_CONFIG} and')],
+        (*ANY, 2),
+    ),
+    "a list and a string": (
+        [
+            (
+                "        return self",
+                f"        any(t in c.model_type for t in {NAME})\n        return self",
+            )
+        ],
+        (*ANY, 2),
+    ),
+    "an equal type": ([('"llama" not in', '"llama" !=')], (*ANY, 0)),
+    "an admitted type": ([('"llama" not in', '"llama" in')], (*ANY, 0)),
+    "a string of another object": ([('"llama" not in', "self.supported not in")], (*ANY, 0)),
+    "another config": ([("hf_text_config.model_type:", "hf_config.model_type:")], (*ANY, 0)),
+    "a condition of its own": (
+        [
+            (
+                CONDITION + "model_type:",
+                f'        refused = "llama" not in {IN_CONFIG}\n        if refused:',
+            )
+        ],
+        (IF, WHERE, 0),
+    ),
+    "an elif": (
+        [("        if self", "        if self.quick:\n            return self\n        elif self")],
+        (IF, WHERE, 0),
+    ),
+    "another message": ([("for Llama models", "for some models")], (ONLY_LLAMA, WHERE, 0)),
+    "the message made elsewhere": ([(f"                {MESSAGE}\n", "")], (ONLY_LLAMA, WHERE, 0)),
+    "the message twice": (
+        [(MESSAGE, f"{MESSAGE}\n                {MESSAGE}")],
+        (ONLY_LLAMA, WHERE, 2),
+    ),
+    "a list of that name": (
+        [("        if self", f'        {NAME} = ["llama"]\n        if self')],
+        (f"{WHERE} without {NAME}", "the module", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "expected"), STRINGS_REFUSED.values(), ids=STRINGS_REFUSED)
+def test_an_unknown_form_of_one_string_is_refused(
+    changes: list[Change], expected: tuple[str, str, int]
+) -> None:
+    assert refusal(PATCH, changed(STRING_BEFORE, *changes)) == expected
+
+
+def test_strings_admitted_one_by_one_by_hand_are_left_alone() -> None:
+    by_hand = "".join(f' and \\\n            "{t}" not in {IN_CONFIG}' for t in MODEL_TYPES)
+    source = changed(STRING_BEFORE, ("model_type:\n", f"model_type{by_hand}:\n"))
+    check_unchanged(PATCH, source)
+    half = changed(source, (f' and \\\n            "kimi_k2" not in {IN_CONFIG}', ""))
+    half = changed(half, (f' and \\\n            "kimi_k25" not in {IN_CONFIG}', ""))
+    assert not PATCH.holds(parse(half.encode(), ""))
+
+
+def test_strings_that_must_all_be_there_admit_nobody() -> None:
+    """``or`` between them: one that is not there is enough to be refused."""
+    by_hand = "".join(f' or \\\n            "{t}" not in {IN_CONFIG}' for t in MODEL_TYPES)
+    source = changed(STRING_BEFORE, ("model_type:\n", f"model_type{by_hand}:\n"))
+    assert not PATCH.holds(parse(source.encode(), ""))
+
+
 def test_two_membership_tests_are_no_answer_even_if_the_first_admits_the_family() -> None:
     second = changed(BEFORE, ("class SpeculativeConfig", "class Other")).replace(NAME, "narrower")
     assert not PATCH.holds(parse(f"{AFTER}\n\n{second}".encode(), ""))
+
+
+@pytest.mark.parametrize("text_type", sorted({t for model in FAMILY for t in model.text_types}))
+def test_the_patched_config_accepts_the_family_where_it_accepted_one_string(text_type: str) -> None:
+    assert accepts(STRING_AFTER, "eagle3", text_type)
+    assert not accepts(STRING_BEFORE, "eagle3", text_type)
+    for source in (STRING_BEFORE, STRING_AFTER):
+        assert accepts(source, "eagle3", "llama4")
+        assert accepts(source, "eagle", text_type)
+
+
+@pytest.mark.parametrize("other", ["deepseek", "mamba"])
+def test_the_patched_config_refuses_others_and_says_whom_it_accepts(other: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"only supported for \['llama', 'deepseek_v2', .*Got .*"
+    ) as e:
+        verify(STRING_AFTER, "eagle3", other)
+    assert str(e.value).endswith(f"model_type={other!r}")
 
 
 @pytest.mark.parametrize("method", ["eagle3", "extract_hidden_states", "ngram"])
@@ -279,26 +481,116 @@ def test_the_patched_config_still_refuses_others(other: str) -> None:
 
 
 def accepts(source: str, method: str, text_type: str) -> bool:
+    try:
+        verify(source, method, text_type)
+    except ValueError:
+        return False
+    return True
+
+
+def verify(source: str, method: str, text_type: str) -> None:
     names: dict[str, type] = {}
     exec(source, names)
     config = names["SpeculativeConfig"]()
     config.method = method
     text_config = type("TextConfig", (), {"model_type": text_type})
     config.target_model_config = type("ModelConfig", (), {"hf_text_config": text_config})
-    try:
-        config._verify_args()
-    except ValueError:
-        return False
-    return True
+    config._verify_args()
 
 
 def test_what_the_list_holds() -> None:
     assert allowlists(parse(BEFORE.encode(), "")) == [("llama", "gpt_oss")]
+    assert allowlists(parse(STRING_BEFORE.encode(), "")) == [("llama",)]
+    assert allowlists(parse(STRING_AFTER.encode(), "")) == [("llama", *MODEL_TYPES)]
+    assert allowlists(parse(b"if not x:\n    any(y)\nif 'a' not in b.model_type:\n    c", "")) == []
     assert allowlists(parse(b"any(x in y for x in z)\nany(z)", "")) == []
 
 
-def test_the_file_where_it_limits_the_models(tmp_path: Path) -> None:
-    path = "vllm/config/speculative.py"
+@pytest.mark.parametrize(
+    "path",
+    ["vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py"],
+    ids=["0.11.0 on", "0.10.1 and 0.10.2", "up to 0.10.0"],
+)
+def test_the_file_where_it_limits_the_models(tmp_path: Path, path: str) -> None:
+    other = b"raise ValueError(f'{name} is only supported for vision models')\n"
+    assert PATCH.paths(Sources(tmp_path, {path: other})) == ()
+    assert PATCH.paths(Sources(tmp_path, {path: STRING_BEFORE.encode()})) == (path,)
     assert PATCH.paths(Sources(tmp_path)) == ()
     assert PATCH.paths(Sources(tmp_path, {path: b"method = 'eagle3'\n"})) == ()
     assert PATCH.paths(Sources(tmp_path, {path: BEFORE.encode()})) == (path,)
+
+
+def test_a_refusal_in_other_words_is_a_refusal(tmp_path: Path) -> None:
+    """The test of the model type is what limits EAGLE-3, not the message."""
+    path = "vllm/config/speculative.py"
+    for source in (BEFORE, STRING_BEFORE):
+        reworded = changed(source, ("is only supported for", "works with"))
+        assert PATCH.paths(Sources(tmp_path, {path: reworded.encode()})) == (path,)
+        assert not PATCH.holds(parse(reworded.encode(), ""))
+    reworded = changed(BEFORE, ("is only supported for", "works with"))
+    assert PATCH.holds(parse(PATCH.apply(reworded.encode(), path), ""))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (TEST, "            and not self.supported(c.hf_text_config.model_type)\n"),
+        (TEST, '            and c.hf_text_config.model_type == "mamba"\n'),
+        ('"eagle3"', '"medusa"'),
+    ],
+    ids=["no such test", "a test of one type", "of another method"],
+)
+def test_a_config_that_tests_for_something_else_limits_nobody(
+    tmp_path: Path, change: Change
+) -> None:
+    path = "vllm/config/speculative.py"
+    source = changed(BEFORE, ("Eagle3 is only supported for", "No"), change)
+    source = source.replace("eagle3_target_supported", "supported")
+    assert PATCH.paths(Sources(tmp_path, {path: source.encode()})) == ()
+
+
+NAMED_ELSEWHERE = {
+    "above the class": ("class SpeculativeConfig", f"{NAME} = %s\n\n\nclass SpeculativeConfig"),
+    "in another class": (
+        "class SpeculativeConfig",
+        f"class Other:\n    {NAME} = %s\n\n\nclass SpeculativeConfig",
+    ),
+    "on the class": ("    def _verify", f"    {NAME} = %s\n\n    def _verify"),
+    "in another method": (
+        "    def _verify",
+        f"    def other(self):\n        {NAME} = %s\n\n    def _verify",
+    ),
+    "on the object": ("        eagle3_target", f"        self.{NAME} = %s\n        eagle3_target"),
+}
+
+
+@pytest.mark.parametrize("change", NAMED_ELSEWHERE.values(), ids=NAMED_ELSEWHERE)
+def test_a_list_of_that_name_elsewhere_does_not_count(change: Change) -> None:
+    old, new = change
+    decoy = changed(BEFORE, (old, new % types(*MODEL_TYPES).strip()))
+    assert not PATCH.holds(parse(decoy.encode(), ""))
+    narrow = changed(AFTER, (old, new % '["llama"]'))
+    assert PATCH.holds(parse(narrow.encode(), ""))
+
+
+@pytest.mark.parametrize("listed", ['["llama"]', types(*MODEL_TYPES).strip()])
+def test_a_list_assigned_twice_is_no_answer(listed: str) -> None:
+    twice = changed(AFTER, ("        if (\n", f"        {NAME} = {listed}\n        if (\n"))
+    refusal(PATCH, twice)
+
+
+def test_a_list_of_the_module_that_the_test_goes_through() -> None:
+    for listed, holds in ((types(*MODEL_TYPES), True), ('["llama"]\n', False)):
+        source = changed(BEFORE, (f"        {NAME} = {LIST}", ""))
+        source = f"{NAME} = {listed}\n\n{source}"
+        assert PATCH.holds(parse(source.encode(), "")) is holds
+
+
+def test_a_list_that_is_nowhere_admits_nobody() -> None:
+    source = changed(AFTER, (f"        {NAME} = [", "        listed = ["))
+    refusal(PATCH, source)
+
+
+def test_an_annotated_list_by_hand_is_left_alone() -> None:
+    listed = f"{NAME}: list[str] = {types('llama', *MODEL_TYPES)}"
+    check_unchanged(PATCH, changed(BEFORE, (f"{NAME} = {LIST}", listed)))

@@ -30,14 +30,14 @@ from patch_checks import (
     refusal,
 )
 
-from vllm_eagle3_patch.patches.kimi_k25 import KimiK25, KimiK25Codemod
+from vllm_eagle3_patch.patches.wrappers import PATCHES
 from vllm_eagle3_patch.sources import Sources, parse
 
-PATCH = KimiK25()
+PATCH = PATCHES["kimi-k25"]()
 
 
 class TestBeforeAndAfter(CodemodTest):
-    TRANSFORM = KimiK25Codemod
+    TRANSFORM = PATCHES["kimi-k25"].kind
 
     def test_a_language_model_with_its_head(self) -> None:
         self.assertCodemod(BEFORE, AFTER)
@@ -84,6 +84,23 @@ HALVES = {
 @pytest.mark.parametrize("changes", HALVES.values(), ids=HALVES)
 def test_half_of_the_patch_done_by_hand_is_refused(changes: tuple[Change, ...]) -> None:
     refusal(PATCH, changed(BARE_BEFORE, *changes))
+
+
+SET = "        self.language_model.set_aux_hidden_state_layers(layers)\n"
+GET = "        return self.language_model.get_eagle3_aux_hidden_state_layers()\n"
+
+INCOMPLETE = {
+    "the protocol not imported": ("import SupportsEagle3, ", "import "),
+    "a setter that passes": (SET, "        pass\n"),
+    "a setter of dots": (SET, "        ...\n"),
+    "a setter with a docstring only": (SET, '        """Set them."""\n'),
+    "a getter that returns nothing": (GET, GET.replace("return ", "")),
+}
+
+
+@pytest.mark.parametrize("change", INCOMPLETE.values(), ids=INCOMPLETE)
+def test_by_hand_with_a_part_that_does_nothing_is_refused(change: Change) -> None:
+    refusal(PATCH, changed(changed(BARE_BEFORE, *BASE, *METHODS, *SHARING), change))
 
 
 PATCHED = {
@@ -225,7 +242,10 @@ def test_the_interface_on_a_wrapper_without_a_constructor_holds() -> None:
     assert PATCH.holds(parse(inherited.encode(), ""))
 
 
-def test_the_file_where_there_is_one(tmp_path: Path) -> None:
+def test_the_file_where_there_is_one_and_its_language_model(tmp_path: Path) -> None:
     path = "vllm/model_executor/models/kimi_k25.py"
+    deepseek = "vllm/model_executor/models/deepseek_v2.py"
     assert PATCH.paths(Sources(tmp_path)) == ()
-    assert PATCH.paths(Sources(tmp_path, {path: b""})) == (path,)
+    assert PATCH.paths(Sources(tmp_path, {path: b""})) == ()
+    assert PATCH.paths(Sources(tmp_path, {deepseek: b""})) == ()
+    assert PATCH.paths(Sources(tmp_path, {path: b"", deepseek: b""})) == (path,)

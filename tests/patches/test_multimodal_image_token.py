@@ -1,5 +1,6 @@
 """``multimodal-image-token`` on look-alikes of each layout of the proposer's branches."""
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,11 @@ from patch_checks import (
 )
 
 from vllm_eagle3_patch.family import FAMILY, select_models
-from vllm_eagle3_patch.patches import multimodal_image_token
 from vllm_eagle3_patch.patches.multimodal_image_token import (
     ImageTokenCodemod,
     MultimodalImageToken,
     image_tokens,
+    wanted,
 )
 from vllm_eagle3_patch.sources import Sources, parse
 
@@ -41,7 +42,7 @@ class Proposer:
                 "OtherVLForConditionalGeneration",
             ]:
                 self.model.config.image_token_index = target_model.config.image_token_id
-            elif self.get_model_name(target_model) == "PixelForConditionalGeneration":
+            elif self.get_model_name(target_model) == "PixtralForConditionalGeneration":
                 self.model.config.image_token_index = (
                     target_model.config.vision_config.image_token_id
                 )
@@ -55,10 +56,28 @@ class Proposer:
         return target_language_model
 '''
 
-BRANCH = """\
+KIMI = """\
             # vllm-eagle3-patch: multimodal-image-token
-            elif self.get_model_name(target_model) == "KimiK25ForConditionalGeneration":
+            elif self.get_model_name(target_model) in (
+                "KimiK25ForConditionalGeneration",
+                "KimiVLForConditionalGeneration",
+            ):
                 self.model.config.image_token_index = target_model.config.media_placeholder_token_id
+"""
+KIMI_VL = """\
+            # vllm-eagle3-patch: multimodal-image-token
+            elif self.get_model_name(target_model) == "KimiVLForConditionalGeneration":
+                self.model.config.image_token_index = target_model.config.media_placeholder_token_id
+"""
+DEEPSEEK = """\
+            # vllm-eagle3-patch: multimodal-image-token
+            elif self.get_model_name(target_model) in (
+                "DeepseekVLV2ForCausalLM",
+                "DeepseekOCRForCausalLM",
+                "DeepseekOCR2ForCausalLM",
+                "UnlimitedOCRForCausalLM",
+            ):
+                self.model.config.image_token_index = target_model.image_token_id
 """
 BY_HAND = """\
             elif self.get_model_name(target_model) == "KimiK25ForConditionalGeneration":
@@ -78,8 +97,8 @@ LISTED = """\
                 "OtherVLForConditionalGeneration",
             ]:
 """
-PIXEL = """\
-            elif self.get_model_name(target_model) == "PixelForConditionalGeneration":
+PIXTRAL = """\
+            elif self.get_model_name(target_model) == "PixtralForConditionalGeneration":
                 self.model.config.image_token_index = (
                     target_model.config.vision_config.image_token_id
                 )
@@ -90,7 +109,42 @@ EQUAL = """\
                 == "SomeVLForConditionalGeneration"
             ):
 """
-AFTER = changed(BEFORE, (ELSE, BRANCH + ELSE))
+BRANCHES = KIMI + DEEPSEEK
+AFTER = changed(BEFORE, (ELSE, BRANCHES + ELSE))
+
+
+# As from 0.9.2 to 0.11.0: one assignment for every class, and no method for a class's name.
+ALONE = '''"""A proposer look-alike."""
+
+
+class Proposer:
+    def load_model(self, target_model):
+        if supports_multimodal(target_model):
+            # handle multimodality
+            self.model.config.image_token_index = (
+                target_model.config.image_token_index)
+            target_language_model = target_model.get_language_model()
+        else:
+            target_language_model = target_model
+        return target_language_model
+'''
+ALONE_STATEMENT = """\
+            self.model.config.image_token_index = (
+                target_model.config.image_token_index)
+"""
+ALONE_BRANCHES = """\
+            # vllm-eagle3-patch: multimodal-image-token
+            if type(target_model).__name__ == "KimiVLForConditionalGeneration":
+                self.model.config.image_token_index = target_model.config.media_placeholder_token_id
+            # vllm-eagle3-patch: multimodal-image-token
+            elif type(target_model).__name__ == "DeepseekVLV2ForCausalLM":
+                self.model.config.image_token_index = target_model.image_token_id
+            else:
+                self.model.config.image_token_index = (
+                    target_model.config.image_token_index)
+"""
+ALONE_AFTER = changed(ALONE, (ALONE_STATEMENT, ALONE_BRANCHES))
+ALONE_MODELS = select_models(("kimi_vl", "deepseek_vl_v2"))
 
 
 class TestBeforeAndAfter(CodemodTest):
@@ -114,18 +168,24 @@ class TestBeforeAndAfter(CodemodTest):
                     if self.get_model_name(target_model) == "SomeVL":
                         self.model.config.image_token_index = target_model.config.image_token_id
                     # vllm-eagle3-patch: multimodal-image-token
-                    elif self.get_model_name(target_model) == "KimiK25ForConditionalGeneration":
+                    elif self.get_model_name(target_model) == "KimiVLForConditionalGeneration":
                         self.model.config.image_token_index = target_model.config.media_placeholder_token_id
                     else:
                         self.model.config.image_token_index = (
                             target_model.config.image_token_index
                         )
             """,
+            models=select_models(("kimi_vl",)),
         )
 
     def test_a_list_and_a_branch(self) -> None:
         self.assertCodemod(BEFORE, AFTER)
 
+    def test_one_assignment_for_all(self) -> None:
+        self.assertCodemod(ALONE, ALONE_AFTER, models=ALONE_MODELS)
+
+
+K25 = select_models(("kimi_k25",))
 
 HOLDS = {
     "by a branch, as vLLM does from 0.18.0 on": [(ELSE, BY_HAND + ELSE)],
@@ -137,13 +197,14 @@ HOLDS = {
 
 @pytest.mark.parametrize("changes", HOLDS.values(), ids=HOLDS)
 def test_a_proposer_that_knows_the_wrapper_is_left_alone(changes: list[Change]) -> None:
-    check_unchanged(PATCH, changed(BEFORE, *changes))
+    check_unchanged(PATCH, changed(BEFORE, *changes), K25)
 
 
 def test_a_branch_that_reads_a_key_its_config_lacks_does_not_hold() -> None:
     """Kimi-K2.5's config has no ``image_token_id``: a server with it does not start."""
     listed = changed(BEFORE, ('"OtherVLFor', '"KimiK25For'))
-    assert not PATCH.holds(parse(listed.encode(), ""))
+    anchor = "branch for KimiK25ForConditionalGeneration that reads its image token"
+    assert refusal(PATCH, listed, K25) == (anchor, "load_model", 0)
 
 
 def test_models_that_need_no_branch_are_left_alone() -> None:
@@ -151,12 +212,12 @@ def test_models_that_need_no_branch_are_left_alone() -> None:
 
 
 PATCHED = {
-    "two branches, one by name, as in 0.11.1": [(LISTED, EQUAL), (PIXEL, "")],
+    "one branch by name, as in 0.11.1": [(LISTED, EQUAL)],
     "an assertion and a cast, as in 0.16.0": [
         (LISTED, f'            assert hasattr(target_model, "config")\n{LISTED}'),
         ("target_model.get_language", "cast(SupportsMultiModal, target_model).get_language"),
     ],
-    "another branch": [(PIXEL, PIXEL + PIXEL.replace("Pixel", "Brick"))],
+    "another branch": [(PIXTRAL, PIXTRAL + PIXTRAL.replace("Pixtral", "Brick"))],
     "fallback on one line": [
         (
             ELSE,
@@ -169,7 +230,7 @@ PATCHED = {
             ELSE,
             ELSE.replace("            else:", "            # all others\n            else:  # ?"),
         ),
-        (PIXEL, f"{PIXEL[:-1]}  # pixels\n                # and bricks\n"),
+        (PIXTRAL, f"{PIXTRAL[:-1]}  # pixels\n                # and bricks\n"),
     ],
 }
 
@@ -179,17 +240,85 @@ def test_other_layouts_are_patched(changes: list[Change]) -> None:
     check_patched(PATCH, changed(BEFORE, *changes).encode(), changed(AFTER, *changes).encode())
 
 
-def test_several_wrappers_get_a_branch_each_in_the_familys_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tokens = multimodal_image_token.IMAGE_TOKENS
-    monkeypatch.setitem(tokens, "KimiVLForConditionalGeneration", "target_model.config.other_id")
-    monkeypatch.setitem(tokens, "NotOfThisVllm", "target_model.config.third_id")
-    other = BRANCH.replace("KimiK25", "KimiVL").replace("media_placeholder_token_id", "other_id")
-    after = changed(BEFORE, (ELSE, BRANCH + other + ELSE))
-    check_patched(PATCH, BEFORE.encode(), after.encode())
-    one_there = changed(BEFORE, (ELSE, BY_HAND + ELSE))
-    check_patched(PATCH, one_there.encode(), changed(one_there, (ELSE, other + ELSE)).encode())
+def test_one_branch_and_no_other_before_it() -> None:
+    """As in 0.11.1, where nothing is said of Pixtral yet."""
+    models = [model for model in FAMILY if model.architecture != "PixtralForConditionalGeneration"]
+    before, after = (changed(source, (PIXTRAL, ""), (LISTED, EQUAL)) for source in (BEFORE, AFTER))
+    check_patched(PATCH, before.encode(), after.encode(), models)
+
+
+def test_only_wrappers_that_are_shipped_get_a_branch() -> None:
+    branch = DEEPSEEK.replace('                "DeepseekOCR2ForCausalLM",\n', "")
+    branch = branch.replace('                "UnlimitedOCRForCausalLM",\n', "")
+    models = select_models(("deepseek_v3", "deepseek_ocr", "kimi_vl", "deepseek_vl_v2"))
+    after = changed(BEFORE, (ELSE, KIMI_VL + branch + ELSE))
+    check_patched(PATCH, BEFORE.encode(), after.encode(), models)
+
+
+def test_one_that_vllm_knows_gets_no_second_branch() -> None:
+    """As from 0.18.0 on."""
+    before = changed(BEFORE, (ELSE, BY_HAND + ELSE))
+    after = changed(before, (ELSE, KIMI_VL + DEEPSEEK + ELSE))
+    check_patched(PATCH, before.encode(), after.encode())
+
+
+def test_one_with_a_branch_of_ours_and_a_new_one_beside_it() -> None:
+    """As after an older version of this tool."""
+    for kept in (KIMI, DEEPSEEK):
+        before = changed(BEFORE, (ELSE, kept + ELSE))
+        added = BRANCHES.replace(kept, "")
+        check_patched(PATCH, before.encode(), changed(before, (ELSE, added + ELSE)).encode())
+
+
+ALONE_LAYOUTS = {
+    "on one line": (
+        [
+            (
+                ALONE_STATEMENT,
+                "            self.model.config.image_token_index ="
+                " target_model.config.image_token_index\n",
+            )
+        ],
+        [
+            (
+                "(\n                    target_model.config.image_token_index)",
+                "target_model.config.image_token_index",
+            )
+        ],
+    ),
+    "a comment beside it": (
+        [("image_token_index)\n", "image_token_index)  # ?\n")],
+        [("image_token_index)\n", "image_token_index)  # ?\n")],
+    ),
+    "no comment above it": (
+        [("            # handle multimodality\n", "")],
+        [("            # handle multimodality\n", "")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), ALONE_LAYOUTS.values(), ids=ALONE_LAYOUTS)
+def test_other_layouts_of_one_assignment(before: list[Change], after: list[Change]) -> None:
+    patched = changed(ALONE_AFTER, *after).encode()
+    check_patched(PATCH, changed(ALONE, *before).encode(), patched, ALONE_MODELS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_bytes_around_one_assignment_are_kept(layout: Layout) -> None:
+    check_patched(PATCH, layout(ALONE), layout(ALONE_AFTER), ALONE_MODELS)
+
+
+def test_two_assignments_are_refused() -> None:
+    again = f"        if supports_multimodal(target_model):\n{ALONE_STATEMENT}        return target"
+    twice = changed(ALONE, ("        return target", again))
+    anchor = "one target_model.config.image_token_index"
+    assert refusal(PATCH, twice, ALONE_MODELS) == (anchor, "load_model", 2)
+
+
+def test_an_assignment_that_is_not_the_first_is_refused() -> None:
+    moved = changed(ALONE, (ALONE_STATEMENT, f"            warn()\n{ALONE_STATEMENT}"))
+    anchor = "branch before target_model.config.image_token_index"
+    assert refusal(PATCH, moved, ALONE_MODELS) == (anchor, "load_model", 0)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -217,16 +346,19 @@ REFUSED = {
     "no branch before it": (
         [
             (LISTED, f"            if False:\n                pass\n{ELSE}{LISTED}"),
-            (PIXEL + ELSE, ""),
+            (PIXTRAL + ELSE, ""),
         ],
         (*ANCHOR, 0),
     ),
-    "more in the branch before it": ([(PIXEL, f"{PIXEL}                warn()\n")], (*ANCHOR, 0)),
+    "more in the branch before it": (
+        [(PIXTRAL, f"{PIXTRAL}                warn()\n")],
+        (*ANCHOR, 0),
+    ),
     "token renamed": (
         [(ELSE, ELSE.replace("model.config.image_token_index = (", "image_token = ("))],
         (*ANCHOR, 0),
     ),
-    "two proposers": ([(ELSE, f"{ELSE}{PIXEL.replace('elif', 'if')}{ELSE}")], (*ANCHOR, 2)),
+    "two proposers": ([(ELSE, f"{ELSE}{PIXTRAL.replace('elif', 'if')}{ELSE}")], (*ANCHOR, 2)),
 }
 
 
@@ -235,50 +367,76 @@ def test_unknown_source_is_refused(changes: list[Change], expected: tuple[str, s
     assert refusal(PATCH, changed(BEFORE, *changes)) == expected
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "token"),
-    [
-        ("KimiK25ForConditionalGeneration", 163605),
-        ("SomeVLForConditionalGeneration", 1),
-        ("PixelForConditionalGeneration", 2),
-        ("OneMoreForConditionalGeneration", 3),
-    ],
-)
-def test_the_patched_proposer_reads_each_classes_own_key(wrapper: str, token: int) -> None:
+TOKENS = {
+    "KimiK25ForConditionalGeneration": 163605,
+    "KimiVLForConditionalGeneration": 163605,
+    "DeepseekVLV2ForCausalLM": 128815,
+    "UnlimitedOCRForCausalLM": 128815,
+    "SomeVLForConditionalGeneration": 1,
+    "PixtralForConditionalGeneration": 2,
+    "OneMoreForConditionalGeneration": 3,
+}
+
+
+def token_of(content: bytes, wrapper: str) -> int:
+    """What a patched proposer copies for a model of this class."""
     names = {"supports_multimodal": lambda model: True}
-    exec(PATCH.apply(BEFORE.encode(), "eagle.py"), names)
+    exec(content, names)
     config = SimpleNamespace(
         media_placeholder_token_id=163605,
         image_token_id=1,
         vision_config=SimpleNamespace(image_token_id=2),
         image_token_index=3,
     )
+    kind = type(wrapper, (SimpleNamespace,), {})
+    target = kind(config=config, image_token_id=128815, get_language_model=lambda: None)
     proposer = names["Proposer"]()  # type: ignore[operator]
     proposer.model = SimpleNamespace(config=SimpleNamespace())
-    proposer.get_model_name = lambda model: wrapper
-    proposer.load_model(SimpleNamespace(config=config, get_language_model=lambda: None))
-    assert proposer.model.config.image_token_index == token
+    proposer.get_model_name = lambda model: type(model).__name__
+    proposer.load_model(target)
+    token = proposer.model.config.image_token_index
+    assert isinstance(token, int)
+    return token
+
+
+@pytest.mark.parametrize(("wrapper", "token"), TOKENS.items())
+def test_the_patched_proposer_reads_each_classes_own_key(wrapper: str, token: int) -> None:
+    assert token_of(PATCH.apply(BEFORE.encode(), "eagle.py"), wrapper) == token
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "token"),
+    [
+        ("KimiVLForConditionalGeneration", 163605),
+        ("DeepseekVLV2ForCausalLM", 128815),
+        ("OneMoreForConditionalGeneration", 3),
+    ],
+)
+def test_the_patched_proposer_of_0_9_2_does_too(wrapper: str, token: int) -> None:
+    patched = PATCH.apply(ALONE.encode(), "eagle.py", ALONE_MODELS)
+    assert token_of(patched, wrapper) == token
 
 
 def test_classes_with_a_branch() -> None:
     assert set(image_tokens(parse(AFTER.encode(), ""))) == {
         "SomeVLForConditionalGeneration",
         "OtherVLForConditionalGeneration",
-        "PixelForConditionalGeneration",
-        "KimiK25ForConditionalGeneration",
+        *wanted(FAMILY),
     }
     elsewhere = b'if name == "KimiK25ForConditionalGeneration":\n    config.other = 1\n'
     assert image_tokens(parse(elsewhere, "")) == {}
 
 
-def test_every_class_with_a_token_is_one_of_the_family() -> None:
-    architectures = {model.architecture for model in FAMILY}
-    assert multimodal_image_token.IMAGE_TOKENS.keys() <= architectures
+def test_a_wrapper_whose_config_has_the_index_needs_no_branch() -> None:
+    """Dots3-Note's constructor sets it."""
+    assert wanted(select_models(("dots3_note",))) == {}
+    assert PATCH.holds(parse(BEFORE.encode(), ""), select_models(("dots3_note",)))
 
 
 def test_a_model_that_is_not_shipped_needs_no_branch() -> None:
+    assert PATCH.holds(parse(BEFORE.encode(), ""), [replace(FAMILY[0], architecture="Other")])
     others = [replace(model, architecture="Other") for model in FAMILY]
-    assert PATCH.holds(parse(BEFORE.encode(), ""), others)
+    assert not PATCH.holds(parse(AFTER.encode(), ""), others)
 
 
 def test_the_file_that_handles_the_token(tmp_path: Path) -> None:
@@ -287,3 +445,49 @@ def test_the_file_that_handles_the_token(tmp_path: Path) -> None:
     assert PATCH.paths(Sources(tmp_path)) == ()
     assert PATCH.paths(Sources(tmp_path, {old: BEFORE.encode()})) == (old,)
     assert PATCH.paths(Sources(tmp_path, moved)) == (new,)
+
+
+KIMI_NAME = "KimiK25ForConditionalGeneration"
+
+TRUE_FOR_A_CLASS = {
+    "equal": f'name == "{KIMI_NAME}"',
+    "the other way round": f'"{KIMI_NAME}" == name',
+    "one of a list": f'name in ["Other", "{KIMI_NAME}"]',
+    "part of the name": f'"{KIMI_NAME}" in name',
+    "either of two": f'name == "Other" or name in ("{KIMI_NAME}",)',
+}
+NOT_TRUE_FOR_IT = {
+    "not equal": f'name != "{KIMI_NAME}"',
+    "none of a list": f'name not in ["{KIMI_NAME}"]',
+    "is": f'name is "{KIMI_NAME}"',
+    "not": f'not name == "{KIMI_NAME}"',
+    "and": f'name == "{KIMI_NAME}" and self.ready',
+    "two comparisons": f'"Other" == name == "{KIMI_NAME}"',
+    "a call": f'name.startswith("{KIMI_NAME}")',
+    "the string alone": f'"{KIMI_NAME}"',
+    "either of two that may be another": f'name == "{KIMI_NAME}" or name != "Other"',
+}
+
+
+@pytest.mark.parametrize("test", TRUE_FOR_A_CLASS.values(), ids=TRUE_FOR_A_CLASS)
+def test_a_test_that_is_true_for_a_class(test: str) -> None:
+    assert image_tokens(copied_if(test))[KIMI_NAME] == "token"
+
+
+@pytest.mark.parametrize("test", NOT_TRUE_FOR_IT.values(), ids=NOT_TRUE_FOR_IT)
+def test_a_test_that_may_say_something_else(test: str) -> None:
+    assert image_tokens(copied_if(test)) == {}
+
+
+def copied_if(test: str) -> ast.Module:
+    return parse(f"if {test}:\n    config.image_token_index = token\n".encode(), "")
+
+
+@pytest.mark.parametrize("operator", ["!=", "not in", "is"])
+def test_a_branch_by_hand_that_asks_something_else_is_refused(operator: str) -> None:
+    models = select_models(("kimi_k25",))
+    by_hand = changed(BEFORE, (ELSE, BY_HAND + ELSE))
+    assert PATCH.holds(parse(by_hand.encode(), ""), models)
+    inverted = changed(BEFORE, (ELSE, changed(BY_HAND, ("==", operator)) + ELSE))
+    anchor = f"branch for {KIMI_NAME} that reads its image token"
+    assert refusal(PATCH, inverted, models) == (anchor, "load_model", 0)

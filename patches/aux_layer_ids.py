@@ -1,0 +1,186 @@
+"""``aux-layer-ids``: the layer ids that a draft model was trained with reach the model runner.
+
+Draft models carry their ids at the top level of their config or nested under ``eagle_config``.
+Up to 0.11.0 the model runner reads neither, up to 0.21.0 the top level only, and falls back to the
+target's default without a word (reports 31, 33 and 34). From 0.22.0 on it also reads the nested
+ids, but as they are, and many count something else (report 29); the runner under
+``vllm/v1/worker/gpu`` (0.17.0 on) reads its own third way up to 0.33.0.
+
+The config decides, in one method that the runners and the compile-cache key both call: with two
+readings, a restart with other ids would run the old graph. The key held none of the ids up to
+0.16.0 and only those of the top level since. Only the method ``eagle3`` is concerned: the ids of
+``extract_hidden_states``, DFlash and DSpark are vLLM's own and stay as they are.
+
+What ids mean: vLLM's id ``k`` is the residual stream entering layer ``k``, a boundary. Ids that
+begin with 1 count outputs of layers and are shifted by one: the rule that SGLang settled on (report
+29). It holds at the top level too, which vLLM reads as it is: what a list counts depends on who
+trained the draft and not on where the list stands (table a of the reports), and taking outputs for
+boundaries left one draft with 10 % acceptance at the first position instead of 45 % (report 30).
+Left out of the rule is the speculators format. vLLM turns it into top-level ids itself, its ids are
+boundaries by definition (table a), and nearly all drafts whose top-level ids work today have it.
+``eagle_aux_hidden_state_layer_ids_convention`` in the draft config, ``"boundary"`` or ``"output"``,
+goes before all that; the one known list that needs it is that of a draft for gpt-oss (report 32).
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+from libcst import matchers as m
+
+from vllm_eagle3_patch import reading
+from vllm_eagle3_patch.codemod import AnchoredCodemod, matching
+from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.layer_ids import CONFIG, METHOD, ConfigCodemod, decides
+from vllm_eagle3_patch.patch import RUNNER, Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.sources import Sources
+
+# In each release the class SpeculativeConfig is in one of these.
+CONFIGS = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py")
+NEWER_RUNNER = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
+
+READER = "_get_eagle3_aux_layers_from_config"
+NEWER_READER = "get_eagle3_aux_layers_from_config"
+SETTER = "set_aux_hidden_state_layers"
+DEFAULT = "get_eagle3_aux_hidden_state_layers"
+
+ASKED = f"""
+if {{config}} and {{config}}.method == "eagle3":
+    return {{config}}.{METHOD}()
+"""
+ASKED_FIRST = f"""
+aux_layers = self.speculative_config.{METHOD}()
+"""
+
+# ....set_aux_hidden_state_layers(....get_eagle3_aux_hidden_state_layers())
+SETS_DEFAULT = m.SimpleStatementLine(
+    body=[
+        m.Expr(
+            m.Call(
+                func=m.Attribute(attr=m.Name(SETTER)),
+                args=[m.Arg(m.Call(func=m.Attribute(attr=m.Name(DEFAULT)), args=[]))],
+            )
+        )
+    ]
+)
+
+
+class AskConfigCodemod(AnchoredCodemod):
+    """What both runners' codemods share: a reader that asks the config first."""
+
+    patch: ClassVar[str] = "aux-layer-ids"
+
+    def ask(self, module: cst.Module, reader: cst.FunctionDef, config: str) -> None:
+        """Return the config's answer before a reader's own statements, if the method is EAGLE-3."""
+        name = reader.name.value
+        self.absent(reader, (METHOD,), name)
+        statements = reader.body.body[1 if reader.get_docstring() is not None else 0 :]
+        first = self.only(statements[:1], "a statement", name)
+        self.insert_before(first, self.statements(module, ASKED.format(config=config)))
+
+
+class RunnerCodemod(AskConfigCodemod):
+    """The V1 runner: its reader asks the config; up to 0.11.0 it has none."""
+
+    def edit(self, module: cst.Module) -> None:
+        """Find the reader, or else where ``load_model`` sets the model's default."""
+        defines_reader = m.FunctionDef(name=m.Name(READER))
+        classes = [node for node in module.body if isinstance(node, cst.ClassDef)]
+        if any(matching(owner.body, defines_reader) for owner in classes):
+            owner = self.only_class_with(module, READER)
+            self.ask(module, self.only_method(owner, READER), "self.speculative_config")
+        else:
+            owner = self.only_class_with(module, "load_model")
+            self._ask_before_default(module, self.only_method(owner, "load_model"))
+
+    def _ask_before_default(self, module: cst.Module, load_model: cst.FunctionDef) -> None:
+        anchor = f"....{SETTER}(....{DEFAULT}())"
+        statement = self.only(m.findall(load_model, SETS_DEFAULT), anchor, "load_model")
+        self.absent(load_model, (METHOD, "aux_layers"), "load_model")
+        (default,) = m.findall(statement, m.Call(func=m.Attribute(attr=m.Name(DEFAULT))))
+        self.change(
+            default,
+            lambda node: cst.BooleanOperation(cst.Name("aux_layers"), cst.Or(), node),
+        )
+        self.insert_before(statement, self.statements(module, ASKED_FIRST))
+
+
+class NewerRunnerCodemod(AskConfigCodemod):
+    """The reader of the runner under ``vllm/v1/worker/gpu``, a function."""
+
+    def edit(self, module: cst.Module) -> None:
+        """Find the function and its parameter."""
+        wanted = m.FunctionDef(name=m.Name(NEWER_READER))
+        found = [node for node in module.body if m.matches(node, wanted)]
+        only = self.only(found, f"def {NEWER_READER}", "the module")
+        reader = cst.ensure_type(only, cst.FunctionDef)
+        parameter = self.only(reader.params.params[:1], "a parameter", NEWER_READER)
+        self.ask(module, reader, parameter.name.value)
+
+
+class AuxLayerIds(Patch):
+    """See the module."""
+
+    name = "aux-layer-ids"
+    title = "the draft model's layer ids reach the model runner and the compile-cache key"
+    upstream = "vLLM pull request 42764 (0.22.0) reads nested ids, as they are; never the rest"
+    companion = True
+    needs_file = False
+
+    def paths(self, sources: Sources) -> tuple[str, ...]:
+        """The file that has the config, and the runners that use such ids."""
+        config = tuple(
+            path for path in CONFIGS if f"class {CONFIG}".encode() in (sources.read(path) or b"")
+        )
+        runners = tuple(
+            path
+            for path in (RUNNER, NEWER_RUNNER)
+            if SETTER.encode() in (sources.read(path) or b"")
+        )
+        return config + runners
+
+    def codemod(self, path: str = "") -> type[AnchoredCodemod]:
+        """The codemod for the config, or for one of the runners."""
+        return {RUNNER: RunnerCodemod, NEWER_RUNNER: NewerRunnerCodemod}.get(path, ConfigCodemod)
+
+    def holds(
+        self,
+        module: ast.Module,
+        models: Sequence[FamilyModel] = FAMILY,
+        *,
+        path: str = "",
+        protocol: bool = True,
+    ) -> bool:
+        """The config decides and hashes what it decided; the runners ask it."""
+        if path == NEWER_RUNNER:
+            return _returns_answer(reading.find_function(module, NEWER_READER))
+        if path == RUNNER:
+            reader = reading.find_function(module, READER)
+            return _returns_answer(reader) if reader else _sets_answer(module)
+        return decides(module)
+
+
+def _returns_answer(reader: reading.FunctionNode | None) -> bool:
+    return reader is not None and any(
+        isinstance(node, ast.Return) and any(reading.calls(node, METHOD))
+        for node in ast.walk(reader)
+    )
+
+
+def _sets_answer(module: ast.Module) -> bool:
+    """``load_model`` asks the config, and no model is set to its default without that."""
+    load_model = reading.find_function(module, "load_model")
+    if load_model is None or not any(reading.calls(load_model, METHOD)):
+        return False
+    return not any(
+        isinstance(argument, ast.Call) and reading.last_name(argument.func) == DEFAULT
+        for call in reading.calls(load_model, SETTER)
+        for argument in call.args
+    )

@@ -1,0 +1,102 @@
+"""``deepseek-v32``: each platform's own DeepSeek-V3.2 collects the aux hidden states.
+
+The ``DeepseekV32ForCausalLM`` of vllm/models/deepseek_v32/nvidia/model.py and amd/model.py
+inherits ``SupportsEagle3`` from ``DeepseekV2ForCausalLM``, but its model is not
+``DeepseekV2Model``. If the forward of its own never collected, a server would start, and the draft
+model would get nothing. Which of these files a release uses: vllm_eagle3_patch/platforms.py.
+
+Every published release collects in each of them (vLLM wrote them so: 0.25.0 NVIDIA, 0.27.0 AMD),
+so there is nothing to add. A file that does not is refused with an error that names it, and the
+models that are taken from it are not ready.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from vllm_eagle3_patch import platforms, reading
+from vllm_eagle3_patch.codemod import AnchoredCodemod
+from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.patch import Patch
+from vllm_eagle3_patch.patches.deepseek_v2 import OUTER, collects
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import libcst as cst
+
+    from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.sources import Sources
+
+
+class PlatformCodemod(AnchoredCodemod):
+    """Adds nothing: it only says which platform's file does not collect."""
+
+    patch: ClassVar[str] = "deepseek-v32"
+
+    def edit(self, module: cst.Module) -> None:
+        """Refuse the file.
+
+        Raises:
+            AnchorNotFoundError: Always: it is called for a file that does not collect.
+        """
+        anchor = "a forward that collects aux hidden states, as in every published release"
+        self.only((), anchor, f"{platforms.OUTER} with {platforms.MODEL}")
+
+
+class DeepseekV32(Patch):
+    """See the module."""
+
+    name = "deepseek-v32"
+    title = "each platform's own DeepSeek-V3.2 collects aux hidden states"
+    upstream = "in each of vLLM's own files from its first release on (0.25.0, 0.27.0)"
+    needs_file = False
+
+    def paths(self, sources: Sources) -> tuple[str, ...]:
+        """The platforms' files that a model of the family is taken from."""
+        return platforms.all_platform_files(sources)
+
+    def codemod(self, path: str = "") -> type[AnchoredCodemod]:
+        """See :class:`PlatformCodemod`."""
+        return PlatformCodemod
+
+    def holds(
+        self,
+        module: ast.Module,
+        models: Sequence[FamilyModel] = FAMILY,
+        *,
+        path: str = "",
+        protocol: bool = True,
+    ) -> bool:
+        """The outer class inherits the interface and uses the model, whose forward collects."""
+        outer = reading.find_class(module, platforms.OUTER)
+        inner = reading.find_class(module, platforms.MODEL)
+        return (
+            outer is not None
+            and OUTER in reading.base_names(outer)
+            and any(_sets_model(statement) for statement in outer.body)
+            and collects(reading.find_method(inner, "forward"))
+        )
+
+    def missing(self, sources: Sources, model: FamilyModel) -> bool:
+        """Whether a platform's file that this model is taken from does not collect."""
+        return bool(not_collecting(sources, model))
+
+
+def not_collecting(sources: Sources, model: FamilyModel) -> tuple[str, ...]:
+    """The platforms' files that a model is taken from and that do not collect."""
+    patch = DeepseekV32()
+    return tuple(
+        path
+        for path in platforms.platform_files(sources, model.architecture)
+        if not patch.holds(sources.module(path), (model,), path=path)
+    )
+
+
+def _sets_model(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Assign)
+        and reading.last_name(statement.targets[0]) == "model_cls"
+        and reading.last_name(statement.value) == platforms.MODEL
+    )
