@@ -556,6 +556,36 @@ def test_corrupt_state_is_an_error_of_its_own(site_packages: Path) -> None:
     assert "state-corrupt" in problem_codes(reverted)
 
 
+def test_lost_originals_are_told(site_packages: Path) -> None:
+    run("apply", "--site-packages", site_packages)
+    for name in ("originals", "copies"):
+        shutil.rmtree(site_packages / STATE / name)
+    checked = run_json("check", site_packages)
+    assert checked.exit_code == 0
+    assert "original-lost" in problem_codes(checked)
+
+
+def test_a_deleted_file_of_ours_is_put_back_by_revert(site_packages: Path) -> None:
+    before = snapshot(site_packages)
+    run("apply", "--site-packages", site_packages)
+    (site_packages / DEEPSEEK).unlink()
+    checked = run_json("check", site_packages)
+    assert checked.exit_code == 5
+    (missing,) = [p for p in checked.document["problems"] if p["code"] == "missing"]
+    assert missing["hint"] == "revert puts it back"
+    assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+
+
+def test_a_broken_journal_does_not_hide_what_the_files_are(site_packages: Path) -> None:
+    run("apply", "--site-packages", site_packages)
+    (site_packages / STATE / "journal.json").write_bytes(b"garbage")
+    checked = run_json("check", site_packages)
+    assert checked.exit_code == 5
+    assert "state-corrupt" in problem_codes(checked)
+    assert any(model["ready"] for model in checked.document["models"])
+
+
 def test_only_and_skip_say_what_is_then_missing(site_packages: Path) -> None:
     applied = run_json("apply", site_packages, "--only", "deepseek-v2")
     assert applied.exit_code == 0
@@ -657,8 +687,8 @@ def test_a_narrow_terminal_breaks_no_name(site_packages: Path, env: dict[str, st
     for name in ("KimiK25ForConditionalGeneration", "multimodal-image-token", "deepseek_v3"):
         assert name in shown
     matrix_shown = on_a_terminal(["matrix"], env, columns=80)
-    rows = [line for line in matrix_shown.splitlines() if "0.17.1" in line]
-    assert "patch" in rows[0], "a release is one line"
+    (row,) = [line for line in matrix_shown.splitlines() if "0.17.1" in line]
+    assert re.sub(r"\x1b\[[0-9;]*m", "", row).split()[1:4] == ["p", "p", "p"]
 
 
 def test_pinned_check_neither_imports_libcst_nor_starts_an_interpreter(
@@ -724,9 +754,9 @@ def test_a_file_that_no_selected_patch_changes_does_not_matter(site_packages: Pa
 
 def test_closing_lines_say_what_is_so_and_what_to_type(site_packages: Path) -> None:
     here = ("--site-packages", site_packages)
-    checked = run("check", *here).stdout.splitlines()[-1]
-    assert checked.endswith(f"vllm-eagle3-patch apply --site-packages {site_packages}")
-    assert "KimiK25ForConditionalGeneration" in checked
+    *_, what, command = run("check", *here).stdout.splitlines()
+    assert command.strip() == f"vllm-eagle3-patch apply --site-packages {site_packages}"
+    assert "KimiK25ForConditionalGeneration" in what
     assert run("revert", *here).stdout.splitlines()[-1] == "Nothing to revert."
     assert "revert --site-packages" in run("apply", *here).stdout.splitlines()[-1]
     assert run("apply", *here).stdout.splitlines()[-1].startswith("Nothing to do")

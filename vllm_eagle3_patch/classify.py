@@ -271,15 +271,33 @@ def _problems(assessment: Assessment) -> Iterable[Problem]:
             f"not as apply left it, but as installed: {', '.join(sorted(stale))}",
             "vLLM was reinstalled, upgraded or restored: apply starts afresh, revert tidies up",
         )
+    yield from _lost(assessment)
     yield from _file_problems(assessment)
+
+
+def _lost(assessment: Assessment) -> Iterable[Problem]:
+    ours = {status.path for status in assessment.files if status.entry is not None}
+    if assessment.manifest is None or not ours:
+        return
+    from vllm_eagle3_patch.state import lost_originals
+
+    try:
+        lost = lost_originals(assessment.installation.root, assessment.manifest)
+    except PatchError as error:
+        yield Problem.of(error)
+        return
+    for path in lost:
+        if path in ours:
+            message = f"the kept original of {path} is gone: revert cannot bring it back"
+            yield Problem("original-lost", message, "to get the original back, reinstall vLLM")
 
 
 def _file_problems(assessment: Assessment) -> Iterable[Problem]:
     for status in assessment.files:
         if status.state == "missing":
-            yield Problem(
-                "missing", f"{status.path} is missing", "reinstall vLLM: it is incomplete"
-            )
+            ours = assessment.manifest is not None and status.path in assessment.manifest.files
+            hint = "revert puts it back" if ours else "reinstall vLLM: it is incomplete"
+            yield Problem("missing", f"{status.path} is missing", hint)
         elif status.state == "modified":
             yield Problem(
                 "modified",

@@ -45,13 +45,19 @@ def check(where: Where, options: Options) -> Report:
     """Say whether EAGLE-3 works for each model, and if not, what is missing. Never writes."""
     installation = where.find()
     with _about(installation):
-        in_the_way = _in_the_way(installation.root)
+        try:
+            in_the_way: PatchError | None = _in_the_way(installation.root)
+        except PatchError as error:
+            in_the_way = error  # Our state is broken: say what the files are all the same.
         assessment = classify(installation)
         if in_the_way is None:
             return _report("check", assessment, plan(assessment, options, contents=False))
         problems = (Problem.of(in_the_way), *assessment.problems)
         code = in_the_way.exit_code
-        return Report("check", code, "interrupted", installation, assessment, problems)
+        state = plan(assessment, options, contents=False).state
+        if isinstance(in_the_way, (InterruptedRunError, NotWritableError)):
+            state = "interrupted"
+        return Report("check", code, state, installation, assessment, problems)
 
 
 def apply(
