@@ -16,7 +16,7 @@ demo: $(VENV)/ready
 ## make test     run the tests, on every release that the issue names; prints the coverage
 .PHONY: test
 test: $(VENV)/ready
-	$(BIN)/python -m pytest --numprocesses auto --cov --cov-report=term-missing
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term-missing
 
 ## make lint     ruff and mypy
 .PHONY: lint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch import __version__
@@ -290,7 +291,7 @@ def compose(
         for path in patch.paths(base):
             so_far = composed.get(path) or Composed(base.read(path) or b"", ())
             try:
-                after = patch.apply(so_far.content, path, models, protocol=protocol)
+                after = _applied(patch, so_far.content, path, models, protocol)
             except UnsupportedError as error:
                 problems.append(Problem.of(error))
                 continue
@@ -303,6 +304,14 @@ def compose(
     if not (options.only or options.skip or options.models or beyond):
         _as_pinned(assessment, composed, hardened=options.harden)
     return composed
+
+
+@lru_cache(maxsize=64)
+def _applied(
+    patch: Patch, content: bytes, path: str, models: tuple[FamilyModel, ...], protocol: bool
+) -> bytes:
+    """What a patch makes of a content; asked again for the plan after writing, and by others."""
+    return patch.apply(content, path, models, protocol=protocol)
 
 
 def _base(assessment: Assessment, options: Options) -> Sources:
