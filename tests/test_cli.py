@@ -143,6 +143,15 @@ def test_native_release_is_ready_and_left_alone(tmp_path: Path) -> None:
     assert snapshot(native) == before
 
 
+def test_a_native_release_is_ready_with_a_note_until_it_is_hardened(tmp_path: Path) -> None:
+    native = small_copy("0.22.0", tmp_path / "native")
+    fresh = run_json("check", native, "--model", "deepseek_v3")
+    assert fresh.exit_code == 0
+    assert any("--harden" in note for note in fresh.document["notes"])
+    assert run_json("apply", native, "--harden").exit_code == 0
+    assert run_json("check", native, "--model", "deepseek_v3").document["notes"] == []
+
+
 def test_no_vllm_is_3(tmp_path: Path) -> None:
     ended = run_json("check", tmp_path)
     assert ended.exit_code == 3

@@ -51,7 +51,8 @@ def check(where: Where, options: Options) -> Report:
             in_the_way = error  # Our state is broken: say what the files are all the same.
         assessment = classify(installation)
         if in_the_way is None:
-            return _report("check", assessment, plan(assessment, options, contents=False))
+            decided = plan(assessment, options, contents=False)
+            return _report("check", assessment, decided, notes=_not_hardened(assessment))
         problems = (Problem.of(in_the_way), *assessment.problems)
         code = in_the_way.exit_code
         state = plan(assessment, options, contents=False).state
@@ -291,6 +292,20 @@ def _kept(kept_aside: Sequence[KeptAside]) -> tuple[str, ...]:
     return tuple(
         f"a copy of the edited {kept.path} is in {kept.copy}; delete it when you do not need it"
         for kept in kept_aside
+    )
+
+
+def _not_hardened(assessment: Assessment) -> tuple[str, ...]:
+    """That a native release works but is not right at the edges, as long as that is so."""
+    release = assessment.release
+    if release is None or release.support != "native":
+        return ()
+    digest = assessment.sources.digest
+    if all(pin.hardened in (pin.patched, digest(path)) for path, pin in release.files.items()):
+        return ()
+    return (
+        "vLLM's own EAGLE-3 starts here, but layer id 0 fails, bad ids are accepted, and more "
+        "(see the README): apply --harden mends that",
     )
 
 
