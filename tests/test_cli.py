@@ -152,6 +152,14 @@ def test_a_native_release_is_ready_with_a_note_until_it_is_hardened(tmp_path: Pa
     assert run_json("check", native, "--model", "deepseek_v3").document["notes"] == []
 
 
+def test_a_companion_can_be_named_where_every_model_is_ready(tmp_path: Path) -> None:
+    native = small_copy("0.22.0", tmp_path / "native")
+    chosen = ("--only", "dual-batch-overlap")
+    assert run_json("check", native, *chosen).exit_code == 1
+    assert len(run_json("apply", native, *chosen).document["changed"]) == 1
+    assert run_json("check", native, *chosen).exit_code == 0
+
+
 def test_no_vllm_is_3(tmp_path: Path) -> None:
     ended = run_json("check", tmp_path)
     assert ended.exit_code == 3

@@ -44,6 +44,14 @@ class Options:
         """Whether the default set of patches is selected, the one that the matrix pins."""
         return not (self.harden or self.only or self.skip)
 
+    def selects(self, name: str) -> bool:
+        """Whether ``--only`` and ``--skip`` leave a patch in."""
+        return name not in self.skip and (not self.only or name in self.only)
+
+    def allows(self, facts: ModelFacts) -> bool:
+        """Whether something can be done for a model: its engine may only be put up with."""
+        return facts.reason is None or (self.interface_only and facts.engine)
+
 
 @dataclass(frozen=True)
 class Composed:
@@ -137,20 +145,12 @@ def in_question(assessment: Assessment, options: Options) -> tuple[ModelFacts, .
     if options.models:
         named = {model.architecture for model in select_models(options.models)}
         return tuple(facts for facts in assessment.facts if facts.architecture in named)
-    return tuple(
-        facts
-        for facts in assessment.facts
-        if facts.reason is None or (options.interface_only and facts.engine)
-    )
+    return tuple(facts for facts in assessment.facts if options.allows(facts))
 
 
 def wanted(facts: ModelFacts, options: Options) -> tuple[str, ...]:
     """What a model lacks of the patches that are selected."""
-    return tuple(
-        name
-        for name in facts.missing
-        if name not in options.skip and (not options.only or name in options.only)
-    )
+    return tuple(name for name in facts.missing if options.selects(name))
 
 
 Blocked = tuple[int, tuple[Problem, ...]]
@@ -162,10 +162,10 @@ def _ready(
     """Every model in question has what was selected, and none of it is an older version's."""
     if any(status.state == "missing" for status in assessment.files):
         return None
-    possible = all(f.reason is None or (options.interface_only and f.engine) for f in candidates)
+    possible = all(map(options.allows, candidates))
     if not candidates or not possible or any(wanted(facts, options) for facts in candidates):
         return None
-    if options.harden or any(name in options.only for name in _harden_names(options)):
+    if options.harden or any(name in options.only for name in _beyond_ready(options)):
         return None
     if _outdated(assessment, options):
         return None
@@ -187,12 +187,13 @@ def _outdated(assessment: Assessment, options: Options) -> bool:
     )
 
 
-def _harden_names(options: Options) -> set[str]:
+def _beyond_ready(options: Options) -> set[str]:
+    """The patches that no model lacks to be ready, if any were named."""
     if not options.only:
         return set()
     from vllm_eagle3_patch.patch import all_patches
 
-    return {patch.name for patch in all_patches() if patch.harden}
+    return {patch.name for patch in all_patches() if patch.harden or patch.companion}
 
 
 def _unsupported(
@@ -202,7 +203,7 @@ def _unsupported(
     hopeless = [
         facts
         for facts in (candidates if options.models else assessment.facts)
-        if facts.reason is not None and not (options.interface_only and facts.engine)
+        if not options.allows(facts)
     ]
     absent = _not_shipped(assessment, options)
     if candidates and not absent and not (options.models and hopeless):
@@ -237,23 +238,18 @@ def _not_shipped(assessment: Assessment, options: Options) -> tuple[str, ...]:
 
 def _not_ours(assessment: Assessment, options: Options) -> Blocked | None:
     """A file concerned is missing, or was changed by someone else."""
-    bad = [
-        status
+    in_the_way = any(
+        status.state == "missing" or (status.state == "modified" and not options.force)
         for status in assessment.files
         if _concerns(assessment, options, status)
-        and (status.state == "missing" or (status.state == "modified" and not options.force))
-    ]
-    if bad:
-        return MODIFIED, ()
-    return None
+    )
+    return (MODIFIED, ()) if in_the_way else None
 
 
 def _concerns(assessment: Assessment, options: Options, status: FileStatus) -> bool:
     """Whether a patch that the user selected changes a file."""
     patches = assessment.release.files[status.path].patches if assessment.release else ()
-    return not patches or any(
-        name not in options.skip and (not options.only or name in options.only) for name in patches
-    )
+    return not patches or any(map(options.selects, patches))
 
 
 def _unpinned(assessment: Assessment, options: Options) -> Blocked | None:
