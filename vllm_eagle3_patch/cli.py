@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.plan import Options
     from vllm_eagle3_patch.report import Report
 
+# Seconds. An import of vLLM takes 5 to 17 s on two cores; some file systems are far slower.
+_TIMEOUT, _LONGEST_TIMEOUT = 300, 24 * 60 * 60
+
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 
@@ -65,6 +68,7 @@ def cli() -> None:
     \b
     vllm-eagle3-patch check     says whether it works here, and if not, what is missing
     vllm-eagle3-patch apply     makes it work
+    vllm-eagle3-patch verify    runs the code that EAGLE-3 needs, where the server would
     vllm-eagle3-patch revert    puts every original file back, byte for byte
     """
 
@@ -110,15 +114,29 @@ _selection = _options(
 )
 
 
-@cli.command()
-@_where
-@_selection
-@click.option(
+_models = click.option(
     "--model",
     multiple=True,
     metavar="NAME",
     help="Decide by this architecture or model type only (repeatable).",
 )
+
+
+def _timeout(meaning: str) -> Callable[..., Any]:
+    return click.option(
+        "--timeout",
+        type=click.IntRange(min=1, max=_LONGEST_TIMEOUT),
+        default=_TIMEOUT,
+        show_default=True,
+        metavar="SECONDS",
+        help=meaning,
+    )
+
+
+@cli.command()
+@_where
+@_selection
+@_models
 @_output
 def check(json: bool, debug: bool, **given: Any) -> NoReturn:
     """Say whether EAGLE-3 works here for each model, and what is missing.
@@ -140,11 +158,52 @@ def check(json: bool, debug: bool, **given: Any) -> NoReturn:
 @cli.command()
 @_where
 @_selection
+@_models
+@_timeout("Wait so long for the interpreter.")
+@_output
+def verify(json: bool, debug: bool, timeout: int, **given: Any) -> NoReturn:
+    """Run the code that EAGLE-3 needs, in the interpreter that runs the server.
+
+    It imports vLLM, which takes a while, and runs its models' own code on a few numbers: no
+    weights, no GPU. Nothing is written.
+
+    \b
+    Exit code: 0 proven, 1 apply would make it work, 2 no interpreter was named,
+    3 vLLM cannot be imported, 6 what should work does not, else as for check.
+    """
+
+    def run() -> Report:
+        from vllm_eagle3_patch import commands, render
+
+        with render.progress() as progress:
+            verifying = commands.Verifying(timeout, progress)
+            report = commands.verify(_given_where(given), _given_options(given), verifying)
+        return replace(report, options=_options_of_apply(given))
+
+    _run(run, as_json=json, debug=debug, command="verify")
+
+
+@cli.command()
+@_where
+@_selection
 @click.option("--dry-run", is_flag=True, help="Plan only; write nothing.")
 @click.option("--diff", is_flag=True, help="Plan only; show the unified diff.")
 @click.option("--force", is_flag=True, help="Also patch a file that someone else changed.")
+@click.option(
+    "--verify", is_flag=True, help="Run the result (see verify); put it all back if that fails."
+)
+@_timeout("With --verify: wait so long for the interpreter.")
 @_output
-def apply(json: bool, debug: bool, dry_run: bool, diff: bool, **given: Any) -> NoReturn:
+def apply(
+    *,
+    json: bool,
+    debug: bool,
+    dry_run: bool,
+    diff: bool,
+    verify: bool,
+    timeout: int,
+    **given: Any,
+) -> NoReturn:
     """Make EAGLE-3 work: change all files or none, keep the originals, check the result.
 
     \b
@@ -154,10 +213,14 @@ def apply(json: bool, debug: bool, dry_run: bool, diff: bool, **given: Any) -> N
     """
 
     def run() -> Report:
-        from vllm_eagle3_patch import commands
+        from vllm_eagle3_patch import commands, render
 
         where, options = _given_where(given), _given_options(given)
-        return commands.apply(where, options, dry_run=dry_run, show_diff=diff)
+        with render.progress() as progress:
+            verifying = commands.Verifying(timeout, progress) if verify else None
+            return commands.apply(
+                where, options, dry_run=dry_run, show_diff=diff, verifying=verifying
+            )
 
     _run(run, as_json=json, debug=debug, command="apply", dry_run=dry_run or diff)
 
@@ -262,7 +325,7 @@ def _known_patches(*names: str) -> None:
 
 
 def _options_of_apply(given: dict[str, Any]) -> tuple[str, ...]:
-    """The selecting options of ``check`` as ``apply`` takes them."""
+    """The selecting options of ``check`` and ``verify`` as ``apply`` takes them."""
     flags = ("unpinned", "interface_only", "harden")
     words = [f"--{name.replace('_', '-')}" for name in flags if given[name]]
     for option in ("only", "skip"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch import __version__
@@ -15,7 +15,9 @@ from vllm_eagle3_patch.errors import (
     PatchError,
     UnsupportedError,
     VerificationError,
+    VllmNotFoundError,
 )
+from vllm_eagle3_patch.family import select_models
 from vllm_eagle3_patch.find import Installation, find
 from vllm_eagle3_patch.matrix import releases
 from vllm_eagle3_patch.plan import Options, Plan, plan, unified_diff, wanted
@@ -23,10 +25,11 @@ from vllm_eagle3_patch.report import Report
 from vllm_eagle3_patch.traces import has_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from vllm_eagle3_patch.transaction import KeptAside
+    from vllm_eagle3_patch.verify import CheckResult, ModelResult, Verification
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,29 @@ class Where:
     def find(self, *, writing: bool = False) -> Installation:
         """Find it (see :func:`vllm_eagle3_patch.find.find`)."""
         return find(site_packages=self.site_packages, python=self.python, writing=writing)
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """How an installation's code is run to verify it.
+
+    Attributes:
+        timeout: Seconds to wait for its interpreter.
+        progress: Told what is going on, a line each time.
+    """
+
+    timeout: float
+    progress: Callable[[str], None] | None = None
+
+    def run(
+        self, installation: Installation, assessment: Assessment, models: Sequence[str] | None
+    ) -> Verification:
+        """Run it (see :func:`vllm_eagle3_patch.verify.verify`)."""
+        from vllm_eagle3_patch.verify import verify
+
+        return verify(
+            installation, assessment, models=models, timeout=self.timeout, progress=self.progress
+        )
 
 
 def check(where: Where, options: Options) -> Report:
@@ -61,8 +87,61 @@ def check(where: Where, options: Options) -> Report:
         return Report("check", code, state, installation, assessment, problems)
 
 
+def verify(where: Where, options: Options, verifying: Verifying) -> Report:
+    """Run the installation's own code and say for which models it does what it should.
+
+    Args:
+        where: Which vLLM.
+        options: As for ``check``, which decides the exit code unless a check fails that should
+            not: one of a model that is ready, or one that no missing patch explains.
+        verifying: How it is run.
+
+    Raises:
+        WrongUsageError: The user named a folder and no interpreter.
+        VllmNotFoundError: The interpreter cannot import vLLM, or takes too long.
+    """
+    _needs_interpreter(where)
+    installation = where.find()
+    with _about(installation):
+        in_the_way = _in_the_way(installation.root)
+        if in_the_way is not None:
+            raise in_the_way
+        assessment = classify(installation)
+        decided = plan(assessment, options, contents=False)
+        named = [model.architecture for model in select_models(options.models)]
+        verification = verifying.run(installation, assessment, named)
+        from vllm_eagle3_patch.verify import unexpected
+
+        failures = unexpected(verification, assessment)
+        if failures:
+            hint = "please report this with the vLLM version; revert takes out what apply put in"
+            problem = Problem(VerificationError.default_code, _named(failures), hint)
+            code = VerificationError.exit_code
+            decided = replace(decided, exit_code=code, problems=(problem, *decided.problems))
+        return _report("verify", assessment, decided, verification=verification)
+
+
+def _needs_interpreter(where: Where) -> None:
+    if where.site_packages is not None:
+        from vllm_eagle3_patch.verify import interpreter_of
+
+        interpreter_of(None)
+
+
+def _named(failures: Sequence[tuple[ModelResult, CheckResult]]) -> str:
+    """The first failure, and how many there are."""
+    model, check = failures[0]
+    more = f" (the first of {len(failures)} failures)" if len(failures) > 1 else ""
+    return f"{model.architecture} fails {check.name}: {check.detail}{more}"
+
+
 def apply(
-    where: Where, options: Options, *, dry_run: bool = False, show_diff: bool = False
+    where: Where,
+    options: Options,
+    *,
+    dry_run: bool = False,
+    show_diff: bool = False,
+    verifying: Verifying | None = None,
 ) -> Report:
     """Make EAGLE-3 work: plan, commit all files or none, check the result from disk.
 
@@ -71,11 +150,16 @@ def apply(
         options: What is selected.
         dry_run: Plan only.
         show_diff: Plan only, and show the unified diff.
+        verifying: Also run the result, and put every file back if that fails.
     """
+    if verifying is not None:
+        _needs_interpreter(where)
     installation = where.find(writing=True)
     with _about(installation):
         notes = _recover(installation.root, dry_run=dry_run or show_diff)
         if dry_run or show_diff:
+            if verifying is not None:
+                notes += ("not verified, as nothing was written",)
             assessment = classify(installation)
             decided = plan(assessment, options)
             diff = _plan_diff(decided) if show_diff else None
@@ -89,18 +173,34 @@ def apply(
                 dry_run=True,
             )
         try:
-            return _apply(installation, options, notes)
+            return _apply(installation, options, notes, verifying)
         except ModifiedFileError:
             # Another run was quicker, or a file really changed: look again, once.
-            return _apply(installation, options, notes)
+            return _apply(installation, options, notes, verifying)
 
 
-def _apply(installation: Installation, options: Options, notes: tuple[str, ...]) -> Report:
+def _apply(
+    installation: Installation,
+    options: Options,
+    notes: tuple[str, ...],
+    verifying: Verifying | None,
+) -> Report:
     assessment = classify(installation)
     decided = plan(assessment, options)
+    verification: Verification | None = None
     if not decided.changes:
-        return _report("apply", assessment, decided, notes=notes, changed=())
+        if verifying is not None and decided.exit_code == 0:
+            verification = _verified(installation, assessment, verifying, "nothing was changed")
+        return _report(
+            "apply", assessment, decided, notes=notes, changed=(), verification=verification
+        )
     from vllm_eagle3_patch import transaction
+
+    def look_again() -> None:
+        nonlocal verification
+        written = _check_from_disk(installation, options)
+        if verifying is not None:
+            verification = _verified(installation, written, verifying, "every file was put back")
 
     release = assessment.release
     result = transaction.commit(
@@ -109,14 +209,50 @@ def _apply(installation: Installation, options: Options, notes: tuple[str, ...])
         tool_version=__version__,
         vllm_version=installation.version or "",
         release=release.name if release else None,
-        check=lambda: _check_from_disk(installation, options),
+        check=look_again,
         stale=tuple(status.path for status in assessment.files if status.stale),
     )
     after = classify(installation)
     notes += _kept(result.kept_aside) + _restart(installation.root)
     return _report(
-        "apply", after, plan(after, options, contents=False), notes=notes, changed=_paths(decided)
+        "apply",
+        after,
+        plan(after, options, contents=False),
+        notes=notes,
+        changed=_paths(decided),
+        verification=verification,
     )
+
+
+def _verified(
+    installation: Installation, assessment: Assessment, verifying: Verifying, undone: str
+) -> Verification:
+    """What running it shows, if every model that lacks nothing passes.
+
+    Raises:
+        VerificationError: One fails, or vLLM could not be run.
+    """
+    from vllm_eagle3_patch.verify import unexpected
+
+    try:
+        verification = verifying.run(installation, assessment, None)
+    except VllmNotFoundError as error:
+        raise VerificationError(
+            f"could not be verified: {error.message}", f"{undone}; {error.hint}"
+        ) from error
+    complete = {facts.architecture for facts in assessment.facts if facts.interface}
+    failures = [
+        (model, check)
+        for model, check in unexpected(verification, assessment)
+        if model.architecture in complete
+    ]
+    if failures:
+        failed = VerificationError(
+            _named(failures), f"{undone}; please report this with the vLLM version"
+        )
+        failed.verification = verification
+        raise failed
+    return verification
 
 
 def revert(where: Where, *, force: bool = False, dry_run: bool = False) -> Report:
@@ -263,8 +399,12 @@ def _recover(root: Path, *, dry_run: bool) -> tuple[str, ...]:
     )
 
 
-def _check_from_disk(installation: Installation, options: Options) -> None:
-    """What was planned now holds, as read back from disk."""
+def _check_from_disk(installation: Installation, options: Options) -> Assessment:
+    """What was planned now holds, as read back from disk.
+
+    Raises:
+        VerificationError: It does not.
+    """
     after = classify(installation)
     decided = plan(after, options, contents=False)
     if decided.exit_code != 0:
@@ -273,6 +413,7 @@ def _check_from_disk(installation: Installation, options: Options) -> None:
             f"after writing, still missing: {', '.join(lacking) or decided.state}",
             "every file was put back; please report this with the vLLM version",
         )
+    return after
 
 
 def _known_originals(assessment: Assessment) -> set[str]:

@@ -157,6 +157,7 @@ def _error_document(error: PatchError, command: str, dry_run: bool) -> dict[str,
         installation=error.installation,
         problems=(Problem.of(error),),
         dry_run=dry_run,
+        verification=error.verification,
     ).document()
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.find import Installation
+    from vllm_eagle3_patch.verify import Verification
 
 
 class PatchError(Exception):
@@ -27,6 +28,15 @@ class PatchError(Exception):
         self.code = code or self.default_code
         self.installation: Installation | None = None
         """The vLLM that it is about, once one was found."""
+        self.verification: Verification | None = None
+        """What running it showed, if that is what failed."""
+
+
+class WrongUsageError(PatchError):
+    """The options do not go together."""
+
+    exit_code = 2
+    default_code = "usage"
 
 
 class VllmNotFoundError(PatchError):

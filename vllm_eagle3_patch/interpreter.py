@@ -1,4 +1,4 @@
-"""Asking another Python interpreter what ``import vllm`` would give there."""
+"""Running a script of ours in another Python interpreter, first of all to find its vLLM."""
 
 import contextlib
 import json
@@ -13,7 +13,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vllm_eagle3_patch.errors import VllmNotFoundError
 from vllm_eagle3_patch.site_folder import (
@@ -27,8 +29,40 @@ from vllm_eagle3_patch.site_folder import (
 )
 
 OLDEST_PYTHON = (3, 9)
-_OUTPUT_LIMIT = 4 * 1024 * 1024
+_NO_FOLDER = "/"  # on a read-only system: any folder does, as none is on the path
+_PAUSE, _TRIES = 0.01, 50  # seconds; half a second in all
 _HINT = "name the interpreter that runs the server, or its venv folder, with --python PATH"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an interpreter is asked, and how long.
+
+    Attributes:
+        script: The file beside this one that it runs.
+        purpose: When it happens, in the words of an error, such as ``when asked for vllm``.
+        timeout: Seconds to wait for the answer.
+        hint: What a user can do if there is none.
+        largest_output: Bytes; more is not an answer.
+        private: Environment variables that are to name a folder in the temporary folder.
+        code: The problem code of a failure, if it has one of its own.
+        timeout_code: The same where there was no answer in time.
+        timeout_hint: What a user can do then, if that is something else.
+    """
+
+    script: str
+    purpose: str
+    timeout: float
+    hint: str = _HINT
+    largest_output: int = 4 * 1024 * 1024
+    private: tuple[str, ...] = ()
+    code: str | None = None
+    timeout_code: str | None = None
+    timeout_hint: str | None = None
+
+    def failed(self, message: str) -> VllmNotFoundError:
+        """The error for an interpreter that gives no answer."""
+        return VllmNotFoundError(message, self.hint, code=self.code)
 
 
 @unreadable_is_not_found()
@@ -128,12 +162,8 @@ def ask(python: Path, environ: Mapping[str, str], timeout: float) -> Lookup:
     Raises:
         VllmNotFoundError: It cannot be run, does not answer, or is too old.
     """
-    nonce = secrets.token_hex(16)
-    begin, end = f"begin-{nonce}".encode(), f"end-{nonce}".encode()
-    source = Path(__file__).with_name("probe.py").read_text(encoding="ascii")
-    command = [os.fspath(python), "-B", "-c", source, nonce]
-    output = _run(command, environment_for(environ), end, timeout)
-    document = json.loads(output.rpartition(begin)[2].rpartition(end)[0])
+    question = Question("probe.py", "when asked for vllm", timeout)
+    document = answer_to(question, python, environ)
     version = tuple(document["version"])
     if version < OLDEST_PYTHON:
         raise VllmNotFoundError(
@@ -144,17 +174,47 @@ def ask(python: Path, environ: Mapping[str, str], timeout: float) -> Lookup:
             f"{one_line(python)} cannot import vllm: {one_line(document['error'])}",
             f"see what is in the way: {shell_word(python)} -c 'import vllm'",
         )
-    package = None if document["package"] is None else _as_path(document["package"])
-    candidates = map(_as_path, document["candidates"])
+    package = None if document["package"] is None else as_path(document["package"])
+    candidates = map(as_path, document["candidates"])
     return Lookup(
         package=package,
-        remnants=tuple(map(_as_path, document["remnants"])),
+        remnants=tuple(map(as_path, document["remnants"])),
         others=tuple(unique([*([package] if package else []), *candidates])[1:]),
-        path=tuple(map(_as_path, document["path"])),
+        path=tuple(map(as_path, document["path"])),
     )
 
 
-def _as_path(text: str) -> Path:
+def answer_to(
+    question: Question, python: Path, environ: Mapping[str, str], *arguments: str
+) -> dict[str, Any]:
+    """Run one of our scripts in an interpreter, from an empty folder that is removed again.
+
+    The script has a session of its own; whatever it started is killed with it, however this ends.
+
+    Args:
+        question: What to run.
+        python: The interpreter, as the user would call it.
+        environ: The environment that the server would have.
+        *arguments: What the script is given.
+
+    Returns:
+        The JSON document that it wrote between its marks.
+
+    Raises:
+        VllmNotFoundError: It cannot be run or does not answer.
+    """
+    nonce = secrets.token_hex(16)
+    begin, end = f"begin-{nonce}".encode(), f"end-{nonce}".encode()
+    source = Path(__file__).with_name(question.script).read_text(encoding="ascii")
+    command = [os.fspath(python), "-B", "-c", source, nonce, *arguments]
+    output = _run(command, environment_for(environ), end, question)
+    document = json.loads(output.rpartition(begin)[2].rpartition(end)[0])
+    assert isinstance(document, dict)
+    return document
+
+
+def as_path(text: str) -> Path:
+    """A path as the scripts write it: its bytes, one character each."""
     return Path(os.fsdecode(text.encode("latin-1")))
 
 
@@ -163,40 +223,70 @@ def _empty_folder() -> Iterator[str]:
     try:
         folder = tempfile.TemporaryDirectory(prefix="vllm-eagle3-patch-")
     except OSError:
-        yield "/"  # a read-only system: any folder does, as none is on the path
+        yield _NO_FOLDER
     else:
         with folder as name:
             yield name
 
 
-def _run(command: list[str], environment: dict[str, str], end: bytes, timeout: float) -> bytes:
+def _run(command: list[str], environment: dict[str, str], end: bytes, question: Question) -> bytes:
     """Run until ``end`` was printed, and return the standard output."""
     name = one_line(command[0])
     with _empty_folder() as folder:
+        private = {key: str(Path(folder, key.lower())) for key in question.private}
+        if folder != _NO_FOLDER:
+            for place in private.values():
+                Path(place).mkdir()
         try:
             process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=environment,
+                env={**environment, **private},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as error:
-            raise VllmNotFoundError(f"cannot run {name}: {error.strerror}", _HINT) from error
+            raise question.failed(f"cannot run {name}: {error.strerror}") from error
         with process:
             try:
-                return _read_until(process, end, time.monotonic() + timeout, name)
+                return _read_until(process, end, time.monotonic() + question.timeout, question)
             except TimeoutError as error:
-                raise VllmNotFoundError(f"{name} gave no answer in {timeout:g} s", _HINT) from error
+                raise VllmNotFoundError(
+                    f"{name} gave no answer in {question.timeout:g} s{_after(question)}",
+                    question.timeout_hint or question.hint,
+                    code=question.timeout_code,
+                ) from error
             finally:
-                if process.returncode is None:
-                    # The whole group: a wrapper's child would hold the pipes open.
-                    os.killpg(process.pid, signal.SIGKILL)
+                _kill_group(process)
 
 
-def _read_until(process: subprocess.Popen[bytes], end: bytes, deadline: float, name: str) -> bytes:
+def _after(question: Question) -> str:
+    return f" {question.purpose}" if question.timeout_code else ""
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it started: a child would hold the pipes open, and live on.
+
+    It was not waited for yet, so that its number cannot be another group's by now.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    # The others end on their own time, and may write into the folder until they do.
+    for _ in range(_TRIES):
+        try:
+            os.killpg(process.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return
+        time.sleep(_PAUSE)
+
+
+def _read_until(
+    process: subprocess.Popen[bytes], end: bytes, deadline: float, question: Question
+) -> bytes:
+    name = one_line(process.args[0])  # type: ignore[index]
     output, complaint = bytearray(), b""
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdout, process.stderr):
@@ -216,15 +306,27 @@ def _read_until(process: subprocess.Popen[bytes], end: bytes, deadline: float, n
                     output += chunk
                     if end in output[-len(chunk) - len(end) :]:
                         return bytes(output)
-                    if len(output) > _OUTPUT_LIMIT:
-                        raise VllmNotFoundError(f"{name} does not answer as Python does", _HINT)
-    try:
-        code = process.wait(max(deadline - time.monotonic(), 0))
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError from error
+                    if len(output) > question.largest_output:
+                        raise question.failed(f"{name} does not answer as Python does")
+    code = _exit_code(process, deadline)
     if code == 0:
-        raise VllmNotFoundError(f"{name} does not answer as Python does", _HINT)
+        raise question.failed(f"{name} does not answer as Python does")
     how = f"exited with code {code}" if code > 0 else f"was killed by signal {-code}"
     lines = complaint.decode(errors="replace").strip().splitlines()
     why = f": {one_line(lines[-1].strip())}" if lines else ""
-    raise VllmNotFoundError(f"{name} {how} when asked for vllm{why}", _HINT)
+    raise question.failed(f"{name} {how} {question.purpose}{why}")
+
+
+def _exit_code(process: subprocess.Popen[bytes], deadline: float) -> int:
+    """How a process ended, negative for a signal; it is not reaped, see ``_kill_group``.
+
+    Raises:
+        TimeoutError: It has closed its streams and does not end.
+    """
+    while True:
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None:
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(_PAUSE)

@@ -295,9 +295,7 @@ def compose(
                 composed[path] = Composed(after, (*so_far.patches, patch.name))
     if problems:
         raise _AnchorsError(tuple(problems))
-    release = assessment.release
-    beyond = options.interface_only and release is not None and release.support != "interface"
-    if not (options.only or options.skip or options.models or beyond):
+    if not (options.only or options.skip or options.models):
         _as_pinned(assessment, composed, hardened=options.harden)
     return composed
 
@@ -350,11 +348,16 @@ def _models(assessment: Assessment) -> tuple[FamilyModel, ...]:
 
 
 def _as_pinned(assessment: Assessment, composed: Mapping[str, Composed], *, hardened: bool) -> None:
+    from vllm_eagle3_patch.patch import all_patches
+
     release = assessment.release
     if release is None or not assessment.pinned:
         return
+    hardening = {patch.name for patch in all_patches() if patch.harden}
     for path, file in composed.items():
         pin = release.files[path]
+        if set(file.patches) - hardening != set(pin.patches):
+            continue  # --interface-only put more there, now or earlier.
         # What was hardened once stays so.
         known = {pin.hardened} if hardened else {pin.patched, pin.hardened}
         if sha256(file.content) not in known:

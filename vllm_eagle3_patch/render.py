@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,13 @@ from vllm_eagle3_patch.find import ACTIVE
 from vllm_eagle3_patch.site_folder import shell_word
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vllm_eagle3_patch.classify import Assessment, Problem
     from vllm_eagle3_patch.errors import PatchError
     from vllm_eagle3_patch.matrix import Release
     from vllm_eagle3_patch.report import Report
+    from vllm_eagle3_patch.verify import Verification
 
 _SHORT = {
     "DeepseekV2ForCausalLM": "V2",
@@ -47,6 +49,9 @@ _CLOSING = {
     ("apply", 1): "Nothing was written. The same command without --dry-run or --diff applies this.",
     ("revert", 0): "Every file is as it was before.",
     ("revert", 1): "Nothing was written. The same command without --dry-run reverts these.",
+    ("verify", 0): "Proven by running it, for: {proven}.",
+    ("verify", 1): "To make EAGLE-3 ready for {candidates}:",
+    ("verify", 6): "What should work does not: see what failed above.",
 }
 
 _NOTHING = {
@@ -54,7 +59,7 @@ _NOTHING = {
     "revert": "Nothing to revert.",
 }
 
-_NEXT = {("check", 1): "apply", ("apply", 0): "revert"}
+_NEXT = {("check", 1): "apply", ("verify", 1): "apply", ("apply", 0): "revert"}
 
 
 def print_json(document: Any) -> None:
@@ -113,6 +118,39 @@ _BLANK = Line("")
 def print_report(report: Report) -> None:
     """A report as a person reads it."""
     _show(_report_blocks(report))
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Tell on standard error what takes long: with a spinner on a terminal, else a plain line."""
+    stream = sys.stderr
+    if stream is not None and stream.isatty() and not os.environ.get("NO_COLOR"):
+        yield from _spinner()
+        return
+
+    def tell(text: str) -> None:
+        with suppress(OSError):  # Who does not read it loses nothing.
+            if stream is not None:
+                stream.write(f"{printable(text)}\n")
+                stream.flush()
+
+    yield tell
+
+
+def _spinner() -> Iterator[Callable[[str], None]]:
+    from rich.console import Console
+    from rich.text import Text
+
+    status = Console(stderr=True, highlight=False).status("")
+
+    def tell(text: str) -> None:
+        status.update(Text(printable(text)))
+        status.start()
+
+    try:
+        yield tell
+    finally:
+        status.stop()
 
 
 def print_matrix(releases: Sequence[Release]) -> None:
@@ -216,13 +254,16 @@ _COLORS = {
     "patched": "green",
     "modified": "red",
     "missing": "red",
+    "passed": "green",
+    "failed": "red",
+    "not run": "yellow",
 }
 
 
 def _report_blocks(report: Report) -> Iterator[Block]:
     if report.installation is not None:
         yield from _installation_blocks(report)
-    if report.assessment is not None:
+    if report.assessment is not None and report.command != "verify":
         yield from _model_blocks(report.assessment, {p.message for p in report.problems})
         yield from _file_blocks(report.assessment)
     for path in report.changed or ():
@@ -231,10 +272,69 @@ def _report_blocks(report: Report) -> Iterator[Block]:
     if report.diff:
         yield _BLANK
         yield Diff(report.diff)
+    if report.verification is not None and report.assessment is not None:
+        if report.changed:
+            yield _BLANK
+        yield from _verification_blocks(report.verification, report.assessment)
     yield from _problem_blocks(report)
     for note in report.notes:
         yield Line(f"note: {note}")
     yield from _closing(report)
+
+
+_RESULTS = {True: "passed", False: "failed", None: "not run"}
+
+
+def _verification_blocks(verification: Verification, assessment: Assessment) -> Iterator[Block]:
+    """What was proven of each model, what failed that should not, and what could not be run."""
+    from vllm_eagle3_patch.verify import unexpected
+
+    if not verification.models:
+        return
+    results = [(model, _RESULTS[model.ok]) for model in verification.models]
+    yield Columns(
+        ("model", "result", "proven", "failed"),
+        tuple(
+            (
+                model.architecture,
+                result,
+                ", ".join(check.name for check in model.proven) or "-",
+                ", ".join(check.name for check in model.failed) or "-",
+            )
+            for model, result in results
+        ),
+        narrow=Columns(
+            ("model", "result", "proven"),
+            tuple(
+                (
+                    model.architecture,
+                    result,
+                    f"{len(model.proven)} of {len(model.proven) + len(model.failed)}",
+                )
+                for model, result in results
+            ),
+        ),
+    )
+    yield _BLANK
+    failed: dict[str, list[str]] = {}
+    for model, check in unexpected(verification, assessment):
+        failed.setdefault(f"{check.name}: {check.detail}", []).append(model.architecture)
+    not_run: dict[str, list[str]] = {}
+    loaded = [model.architecture for model in verification.models if model.loaded]
+    for model in verification.models:
+        # What could not be imported has no other check that is worth a word.
+        for check in model.checks if model.loaded else model.checks[:1]:
+            if check.ok is None:
+                not_run.setdefault(f"{check.name}: {check.detail}", []).append(model.architecture)
+    for found, verbs in ((failed, ("failed", "failed")), (not_run, ("not run", "does not apply"))):
+        for what, architectures in found.items():
+            which = "" if architectures == loaded else f" ({', '.join(architectures)})"
+            yield Line(f"{verbs[not what.startswith('import:')]}: {what}{which}")
+    context = "a GPU context was made" if verification.gpu_context else "no GPU context was made"
+    yield Line(
+        f"took {verification.seconds:.1f} s, of which importing vLLM "
+        f"{verification.import_seconds:.1f} s; {context}"
+    )
 
 
 def _closing(report: Report) -> Iterator[Line]:
@@ -246,7 +346,9 @@ def _closing(report: Report) -> Iterator[Line]:
     if ending not in _CLOSING or report.assessment is None:
         return
     facts = report.assessment.facts
+    models = report.verification.models if report.verification is not None else ()
     closing = _CLOSING[ending].format(
+        proven=", ".join(m.architecture for m in models if m.ok) or "no model",
         ready=", ".join(f.architecture for f in facts if f.ready) or "what was selected",
         candidates=", ".join(
             f.architecture for f in facts if f.architecture in report.candidates and not f.ready

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.classify import Assessment, Problem
     from vllm_eagle3_patch.facts import ModelFacts
     from vllm_eagle3_patch.find import Installation
+    from vllm_eagle3_patch.verify import Verification
 
 SCHEMA = 1
 
@@ -36,6 +37,7 @@ class Report:
         dry_run: Whether nothing was written because that was asked for.
         candidates: The architectures that decided the exit code.
         options: The options given to ``check`` that ``apply`` needs too, word by word.
+        verification: What running the installation's own code showed, if that was done.
     """
 
     command: str
@@ -50,6 +52,7 @@ class Report:
     dry_run: bool = False
     candidates: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    verification: Verification | None = None
 
     def document(self) -> dict[str, Any]:
         """The JSON document of the contract."""
@@ -73,6 +76,8 @@ class Report:
             document["dry_run"] = self.dry_run
         if self.diff is not None:
             document["diff"] = self.diff
+        if self.verification is not None:
+            document["verification"] = self.verification.document()
         return document
 
 
