@@ -36,10 +36,15 @@ class Metric:
     values: list[int] = field(default_factory=list)
 
 
-def compared(place: str, counts: Counts) -> dict[str, Any]:
+def compared(place: str, counts: Counts, *, patched: bool = False) -> dict[str, Any]:
     """The row for a run that reported these counts."""
     configuration = Configuration("sparse-early", SPARSE, "a note", place)
-    result = {"counts": counts.to_json(), "tokens": [[1, 2], [3, 4]], "seconds": 1.0}
+    result = {
+        "patched": patched,
+        "counts": counts.to_json(),
+        "tokens": [[1, 2], [3, 4]],
+        "seconds": 1.0,
+    }
     return compare(configuration, result, EXPECTED, [[1, 2], [3, 5]])
 
 
@@ -74,6 +79,20 @@ def test_a_draft_model_is_copied_with_other_ids(
     assert (copy / "model.safetensors").read_bytes() == b"weights"
 
 
+@pytest.mark.parametrize("place", ["top", "nested"])
+def test_what_the_ids_count_is_said_beside_them(tmp_path: Path, place: str) -> None:
+    draft, copy = tmp_path / "draft", tmp_path / "copy"
+    draft.mkdir()
+    copy.mkdir()
+    (draft / "config.json").write_text("{}", encoding="utf-8")
+    (draft / "model.safetensors").write_bytes(b"weights")
+    draft_with_ids(draft, copy, [1, 4, 6], place, "boundary")
+    written = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    beside = written if place == "top" else written["eagle_config"]
+    assert beside["eagle_aux_hidden_state_layer_ids"] == [1, 4, 6]
+    assert beside["eagle_aux_hidden_state_layer_ids_convention"] == "boundary"
+
+
 def test_counters_are_read_from_the_engines_metrics() -> None:
     metrics = [
         Metric("vllm:generation_tokens", 640),
@@ -100,13 +119,37 @@ def test_ids_left_out_mean_the_default() -> None:
 
 
 def test_the_order_of_the_ids_is_without_effect() -> None:
-    assert Configuration("sparse-early", (4, 1, 6), "a note").used == SPARSE
+    configuration = Configuration("sparse-early", (4, 1, 6), "a note")
+    for patched in (False, True):
+        assert configuration.readings(patched=patched) == (SPARSE,)
+
+
+@pytest.mark.parametrize(
+    ("ids", "convention", "patched", "boundaries"),
+    [
+        ((1, 3, 4), "", True, (2, 4, 5)),
+        ((1, 3, 4), "", False, (1, 3, 4)),
+        ((1, 3, 4), "boundary", True, (1, 3, 4)),
+        ((2, 4, 5), "", True, (2, 4, 5)),
+        ((4, 1, 6), "", True, (1, 4, 6)),
+    ],
+)
+def test_ids_that_begin_with_1_count_outputs_where_patched(
+    ids: tuple[int, ...], convention: str, patched: bool, boundaries: tuple[int, ...]
+) -> None:
+    configuration = Configuration("a draft", ids, "a note", "top", convention)
+    assert configuration.readings(patched=patched) == (boundaries,)
 
 
 @pytest.mark.parametrize(("counts", "ids"), [(RIGHT, SPARSE), (FALLEN_BACK, DEFAULT)])
 def test_nested_ids_are_read_or_ignored(counts: Counts, ids: tuple[int, ...]) -> None:
     row = compared("nested", counts)
     assert (row["simulated_ids"], row["gap"]) == (ids, 0)
+
+
+def test_nested_ids_are_read_where_patched() -> None:
+    row = compared("nested", FALLEN_BACK, patched=True)
+    assert (row["simulated_ids"], row["gap"]) == (SPARSE, 0.2)
 
 
 def test_ids_told_at_the_top_level_are_never_excused() -> None:

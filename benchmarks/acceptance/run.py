@@ -38,27 +38,43 @@ HEADINGS = ("configuration", "drafts", "accepted", "per position", "simulated", 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A draft model, and the layer ids that its config names."""
+    """A draft model, and the layer ids that its config names.
+
+    Attributes:
+        draft: The folder of the draft model.
+        ids: The ids in its config.
+        note: What they are, for the table.
+        place: Where they stand: ``top``, ``nested`` in ``eagle_config``, or ``none``.
+        convention: What the config says that they count; nothing if it is empty.
+    """
 
     draft: str
     ids: tuple[int, ...]
     note: str
     place: str = "top"
+    convention: str = "boundary"
 
     @property
     def name(self) -> str:
         """As the table shows it."""
         places = {"top": f"{self.ids}", "nested": f"{self.ids} in eagle_config", "none": "left out"}
-        return f"{self.draft}, ids {places[self.place]}: {self.note}"
+        unsaid = "" if self.convention else ", no convention"
+        return f"{self.draft}, ids {places[self.place]}{unsaid}: {self.note}"
 
-    @property
-    def used(self) -> tuple[int, ...]:
-        """The ids as vLLM is to use them.
+    def readings(self, *, patched: bool) -> tuple[tuple[int, ...], ...]:
+        """The boundaries that vLLM is to use: one answer, or one of several.
 
-        It collects the states as it walks through the layers, so the order in the config is
-        without effect.
+        The states are collected on the way through the layers, so the order in the config is
+        without effect. Where our patch is in, nested ids are read, and ids that begin with 1 and
+        come without a convention are outputs of layers. Other releases take ids as they are, and
+        older ones do not look into ``eagle_config`` and take their default.
         """
-        return DEFAULT if self.place == "none" else tuple(sorted(self.ids))
+        if self.place == "none":
+            return (DEFAULT,)
+        if patched and not self.convention and self.ids[0] == 1:
+            return (tuple(sorted(shifted(self.ids, 1))),)
+        ids = tuple(sorted(self.ids))
+        return (ids, DEFAULT) if self.place == "nested" and not patched else (ids,)
 
 
 def shifted(ids: Sequence[int], by: int) -> tuple[int, ...]:
@@ -66,6 +82,7 @@ def shifted(ids: Sequence[int], by: int) -> tuple[int, ...]:
     return tuple(layer_id + by for layer_id in ids)
 
 
+OUTPUTS = "outputs of layers, right where patched"
 CONFIGURATIONS = (
     Configuration("default-full", DEFAULT, "right"),
     Configuration("default-full", shifted(DEFAULT, 1), "one too high"),
@@ -80,6 +97,8 @@ CONFIGURATIONS = (
     Configuration("sparse-early", (5, 6, 7), "far off"),
     Configuration("sparse-early", SPARSE, "right", "nested"),
     Configuration("sparse-early", SPARSE, "the release's default", "none"),
+    Configuration("default-early", shifted(DEFAULT, -1), OUTPUTS, "top", ""),
+    Configuration("default-early", shifted(DEFAULT, -1), OUTPUTS, "nested", ""),
 )
 EDGES = (
     Configuration("sparse-early", (0, 4, 6), "the embedding's output"),
@@ -113,7 +132,7 @@ def simulate(
 ) -> tuple[list[list[int]], list[int], Expected]:
     """The greedy texts, the lengths of their prompts, and the counts to expect.
 
-    The counts are for each draft model with the ids told and with the default ones.
+    The counts are for each draft model with each reading of the ids told.
     """
     import torch
 
@@ -129,7 +148,7 @@ def simulate(
     expected: Expected = {}
     for configuration in configurations:
         small = draft.load(options.models / configuration.draft, options.device)
-        for ids in (configuration.used, DEFAULT):
+        for ids in {*configuration.readings(patched=True), *configuration.readings(patched=False)}:
             if (configuration.draft, ids) not in expected:
                 states = target.side_by_side(boundaries, ids)
                 drafted = simulation.proposals(small, embed, texts, states, options.ahead)
@@ -162,6 +181,8 @@ def run_vllm(
             command += ["--draft", options.models / configuration.draft]
             command += ["--place", configuration.place]
             command += ["--ids", ",".join(map(str, configuration.ids))]
+            if configuration.convention:
+                command += ["--convention", configuration.convention]
         if options.graphs:
             command.append("--graphs")
         started = time.perf_counter()
@@ -192,13 +213,10 @@ def compare(
     if "error" in result:
         return row | {"error": result["error"]}
     measured = Counts(**result["counts"])
-    ids = configuration.used
-    if configuration.place == "nested":
-        # Older releases do not look there, and take their default.
-        ids = min(
-            (ids, DEFAULT),
-            key=lambda used: largest_gap(measured, expected[configuration.draft, used]),
-        )
+    ids = min(
+        configuration.readings(patched=result["patched"]),
+        key=lambda used: largest_gap(measured, expected[configuration.draft, used]),
+    )
     simulated = expected[configuration.draft, ids]
     return row | {
         "simulated_ids": ids,
@@ -288,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [text[length:][:last] for text, length in zip(texts, lengths, strict=True)]
     about = {
         "vllm": baseline["vllm"],
+        "patched": baseline["patched"],
         "device": options.device,
         "dtype": options.dtype,
         "attention": options.attention,

@@ -18,17 +18,27 @@ from typing import Any
 from benchmarks.acceptance.counting import Counts
 
 NAMED = "eagle_aux_hidden_state_layer_ids"
+CONVENTION = f"{NAMED}_convention"
+"""What the ids count. Our patch reads it; vLLM itself takes all ids for boundaries."""
 
 
-def draft_with_ids(draft: Path, folder: Path, layer_ids: Sequence[int], place: str) -> Path:
-    """A copy of a draft model whose config names other layer ids, at another place, or none."""
+def draft_with_ids(
+    draft: Path, folder: Path, layer_ids: Sequence[int], place: str, convention: str = ""
+) -> Path:
+    """A copy of a draft model whose config names other layer ids, at another place, or none.
+
+    Without a convention, ids that begin with 1 are outputs of layers where our patch is in.
+    """
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
-    config.pop(NAMED, None)
-    config.pop("eagle_config", None)
+    for key in (NAMED, CONVENTION, "eagle_config"):
+        config.pop(key, None)
+    named: dict[str, Any] = {NAMED: list(layer_ids)}
+    if convention:
+        named[CONVENTION] = convention
     if place == "top":
-        config[NAMED] = list(layer_ids)
+        config |= named
     elif place == "nested":
-        config["eagle_config"] = {NAMED: list(layer_ids), "use_aux_hidden_state": True}
+        config["eagle_config"] = {**named, "use_aux_hidden_state": True}
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     shutil.copy2(draft / "model.safetensors", folder)
     return folder
@@ -39,6 +49,7 @@ def generate(options: argparse.Namespace, draft: Path | None) -> dict[str, Any]:
     started = time.perf_counter()
     import vllm
     from vllm import LLM, SamplingParams
+    from vllm.config import SpeculativeConfig
 
     prompts: list[list[int]] = json.loads(options.prompts.read_text(encoding="utf-8"))
     speculation = None
@@ -77,6 +88,8 @@ def generate(options: argparse.Namespace, draft: Path | None) -> dict[str, Any]:
     outputs = llm.generate(requests, sampling, use_tqdm=False)
     return {
         "vllm": vllm.__version__,
+        # What aux-layer-ids, of our patches, puts there.
+        "patched": hasattr(SpeculativeConfig, "eagle3_aux_hidden_state_layers"),
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "counts": read_counts(llm.get_metrics()).to_json(),
         "seconds_to_load": round(loaded - started, 1),
@@ -105,6 +118,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, help="without it, no speculation")
     parser.add_argument("--ids", default="", help="layer ids, as in 2,4,5")
     parser.add_argument("--place", choices=("top", "nested", "none"), default="top")
+    parser.add_argument("--convention", choices=("boundary", "output"), default="")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON, lists of token ids")
     parser.add_argument("--ahead", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -119,7 +133,7 @@ def main() -> None:
         draft = options.draft
         if draft is not None:
             ids = [int(layer_id) for layer_id in options.ids.split(",") if layer_id]
-            draft = draft_with_ids(draft, Path(folder), ids, options.place)
+            draft = draft_with_ids(draft, Path(folder), ids, options.place, options.convention)
         result = generate(options, draft)
     options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
