@@ -18,6 +18,11 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term-missing
 
+## make test-runtime  real vLLM on the CPU, one release after another, or RELEASE=0.17.1; 3 to 8 GB each
+.PHONY: test-runtime
+test-runtime: $(VENV)/ready
+	$(BIN)/python -m pytest tests/runtime $(if $(RELEASE),-k "$(RELEASE)")
+
 ## make lint     ruff and mypy
 .PHONY: lint
 lint: $(VENV)/ready-to-lint
@@ -40,6 +45,11 @@ matrix: $(VENV)/ready
 .PHONY: bench
 bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.command_line
+
+## make bench-runtime  what the patch costs a real engine where EAGLE-3 is off, as a ratio
+.PHONY: bench-runtime
+bench-runtime: $(VENV)/ready
+	$(BIN)/python -m benchmarks.runtime_cost
 
 ## make dist     build the wheel and the sdist
 .PHONY: dist

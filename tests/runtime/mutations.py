@@ -1,0 +1,74 @@
+"""The patch, broken on purpose in the ways that matter: the proofs must then fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MODEL = "vllm/model_executor/models/deepseek_v2.py"
+
+CAPTURE = """\
+            # vllm-eagle3-patch: deepseek-v2
+            if layer_id in self.aux_hidden_state_layers:
+                aux_hidden_states.append(
+                    hidden_states.clone() if residual is None else hidden_states + residual
+                )
+"""
+
+
+class Mutation(NamedTuple):
+    """One way to break it.
+
+    Attributes:
+        name: What is wrong then.
+        proof: What notices: ``states``, ``verify`` or ``compile_cache``.
+    """
+
+    name: str
+    proof: str
+
+
+AFTER = Mutation("captured after the layer instead of before", "states")
+ALIAS = Mutation("an alias instead of a copy", "verify")
+SHIFTED = Mutation("ids shifted by one", "states")
+KEY = Mutation("ids left out of the compile-cache key", "compile_cache")
+MUTATIONS = (AFTER, ALIAS, SHIFTED, KEY)
+
+
+def mutate(site_packages: Path, mutation: Mutation) -> dict[Path, bytes]:
+    """Break the patched files; returns what was in them."""
+    model = site_packages / MODEL
+    if mutation is AFTER:
+        return _edit(model, _move_behind_layer)
+    if mutation is ALIAS:
+        return _edit(model, lambda text: text.replace("hidden_states.clone()", "hidden_states"))
+    if mutation is SHIFTED:
+        shifted = "if layer_id + 1 in self.aux_hidden_state_layers"
+        return _edit(
+            model, lambda text: text.replace("if layer_id in self.aux_hidden_state_layers", shifted)
+        )
+    asked = "layer_ids = self.eagle3_aux_hidden_state_layers()"
+    package = site_packages / "vllm"
+    candidates = (package / "config.py", *package.glob("config/*.py"))
+    (config,) = (f for f in candidates if f.exists() and asked in f.read_text())
+    return _edit(config, lambda text: text.replace(asked, "layer_ids = None"))
+
+
+def _move_behind_layer(text: str) -> str:
+    before, capture, rest = text.partition(CAPTURE)
+    lines = rest.splitlines(keepends=True)
+    end = next(i for i, line in enumerate(lines) if line.rstrip().endswith(")")) + 1
+    return "".join((before, *lines[:end], capture, *lines[end:]))
+
+
+def _edit(file: Path, change: Callable[[str], str]) -> dict[Path, bytes]:
+    content = file.read_bytes()
+    changed = change(content.decode()).encode()
+    if changed == content:
+        raise AssertionError(f"nothing to break in {file.name}")
+    file.unlink()  # It may share its inode with the kept original.
+    file.write_bytes(changed)
+    return {file: content}
