@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,8 @@ class Release:
         files: The files that patches concern, by path.
         evidence: The sha256 of files that are only read, by path.
         models: The family's models that it ships.
+        doctor: What ``doctor`` reads from the source, as a table of ``doctor.engine.Engine``.
+        doctor_patched: Of that what the default set of patches changes.
     """
 
     name: str
@@ -86,6 +88,8 @@ class Release:
     files: Mapping[str, FilePin]
     evidence: Mapping[str, str]
     models: tuple[ModelPin, ...]
+    doctor: Mapping[str, Any] = field(default_factory=dict)
+    doctor_patched: Mapping[str, Any] = field(default_factory=dict)
 
 
 @cache
@@ -155,6 +159,8 @@ def _release(data: dict[str, Any]) -> Release:
             )
             for architecture, model in data["models"].items()
         ),
+        doctor=data.get("doctor", {}),
+        doctor_patched=data.get("doctor_patched", {}),
     )
 
 

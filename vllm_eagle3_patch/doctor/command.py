@@ -1,0 +1,114 @@
+"""The command ``doctor``: from what a user named to a diagnosis. Nothing here prints or exits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_eagle3_patch import matrix
+from vllm_eagle3_patch.doctor.checkpoint import Checkpoint, CheckpointError, read_draft, read_target
+from vllm_eagle3_patch.doctor.diagnosis import Diagnosis
+from vllm_eagle3_patch.doctor.engine import Engine
+from vllm_eagle3_patch.doctor.situation import Situation
+
+if TYPE_CHECKING:
+    from vllm_eagle3_patch.commands import Where
+    from vllm_eagle3_patch.doctor.serve_options import ServeOptions
+
+
+@dataclass(frozen=True)
+class Read:
+    """A vLLM that was read.
+
+    Attributes:
+        engine: What it does.
+        patched: What it does after ``apply``, None if not known or no different.
+        release: Its release, None if it is none of the matrix.
+        where: Where it is.
+        name: What sentences call it.
+    """
+
+    engine: Engine
+    patched: Engine | None
+    release: str | None
+    where: str
+    name: str
+
+
+def diagnose(
+    target: str,
+    draft: str,
+    options: ServeOptions,
+    where: Where,
+    *,
+    release: str | None = None,
+    convention: str | None = None,
+) -> Diagnosis:
+    """Say whether a target and a draft model will work together.
+
+    Args:
+        target: A folder with ``config.json``, a ``config.json``, or a cached model id.
+        draft: The same of the draft model.
+        options: The server's options.
+        where: Which installation, if no release is named.
+        release: A release of the matrix; no installation is needed then.
+        convention: What the draft model's layer ids count, if the user states it.
+
+    Raises:
+        CheckpointError: A checkpoint or the release is not there, or cannot be read.
+        VllmNotFoundError: There is no vLLM.
+        UnsupportedError: Its source cannot be read.
+    """
+    target_model, draft_model = read_target(target), read_draft(draft)
+    read = _of_matrix(release) if release is not None else _installed(where, target_model)
+    situation = Situation(target_model, draft_model, options, read.engine, read.name, convention)
+    return Diagnosis(situation, read.release, read.where, read.patched)
+
+
+def _of_matrix(name: str) -> Read:
+    release = matrix.load(name)
+    if release is None:
+        raise CheckpointError(
+            f"no release {name[:80]} in the matrix",
+            f"there are {matrix.names()[0]} to {matrix.names()[-1]}; see vllm-eagle3-patch matrix",
+            code="release-unknown",
+        )
+    engine = Engine.of_table(release.doctor)
+    return Read(engine, _patched(release), name, "the matrix", f"vLLM {name}")
+
+
+def _installed(where: Where, target: Checkpoint) -> Read:
+    from vllm_eagle3_patch.classify import identify
+    from vllm_eagle3_patch.doctor.release_reading import read
+    from vllm_eagle3_patch.sources import Sources
+
+    installation = where.find()
+    sources = Sources(installation.root)
+    engine = read(sources, [target.architecture] if target.architecture else [])
+    release = identify(sources, installation, None)
+    version = installation.version or "of unknown version"
+    patched = _patched(release) if release is not None else None
+    if patched is not None and _same(engine, patched, target.architecture):
+        patched = None
+    return Read(
+        engine,
+        patched,
+        release.name if release else matrix.base_version(installation.version),
+        str(installation.package),
+        f"vLLM {version}",
+    )
+
+
+def _patched(release: matrix.Release) -> Engine | None:
+    if not release.doctor_patched:
+        return None
+    return Engine.of_table(release.doctor).with_changes(release.doctor_patched)
+
+
+def _same(engine: Engine, patched: Engine, architecture: str | None) -> bool:
+    """Whether an installation does what a release does after ``apply``, for one target."""
+    one = {k: v for k, v in patched.targets.items() if k == architecture}
+    return engine.table() == {
+        **patched.table(),
+        "targets": Engine(targets=one).table().get("targets"),
+    }
