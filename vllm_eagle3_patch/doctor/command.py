@@ -10,6 +10,7 @@ from vllm_eagle3_patch.doctor.checkpoint import Checkpoint, CheckpointError, rea
 from vllm_eagle3_patch.doctor.diagnosis import Diagnosis
 from vllm_eagle3_patch.doctor.engine import Engine
 from vllm_eagle3_patch.doctor.situation import Situation
+from vllm_eagle3_patch.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.commands import Where
@@ -66,15 +67,14 @@ def diagnose(
 
 
 def _of_matrix(name: str) -> Read:
-    release = matrix.load(name)
-    if release is None:
+    if matrix.load(name) is None:
         raise CheckpointError(
             f"no release {name[:80]} in the matrix",
             f"there are {matrix.names()[0]} to {matrix.names()[-1]}; see vllm-eagle3-patch matrix",
             code="release-unknown",
         )
-    engine = Engine.of_table(release.doctor)
-    return Read(engine, _patched(release), name, "the matrix", f"vLLM {name}")
+    stock, patched = _pinned(name)
+    return Read(stock, patched, name, "the matrix", f"vLLM {name}")
 
 
 def _installed(where: Where, target: Checkpoint) -> Read:
@@ -87,7 +87,7 @@ def _installed(where: Where, target: Checkpoint) -> Read:
     engine = read(sources, [target.architecture] if target.architecture else [])
     release = identify(sources, installation, None)
     version = installation.version or "of unknown version"
-    patched = _patched(release) if release is not None else None
+    patched = _pinned(release.name)[1] if release is not None else None
     if patched is not None and _same(engine, patched, target.architecture):
         patched = None
     return Read(
@@ -99,10 +99,21 @@ def _installed(where: Where, target: Checkpoint) -> Read:
     )
 
 
-def _patched(release: matrix.Release) -> Engine | None:
-    if not release.doctor_patched:
-        return None
-    return Engine.of_table(release.doctor).with_changes(release.doctor_patched)
+def _pinned(name: str) -> tuple[Engine, Engine | None]:
+    """What the matrix says that a release does, and what it does after ``apply`` if that differs.
+
+    Raises:
+        UnsupportedError: The matrix does not say.
+    """
+    table, changes = matrix.load_doctor(name)
+    if not table:
+        raise UnsupportedError(
+            f"the matrix does not say what vLLM {name} does with a draft model",
+            "reinstall this tool: its matrix is not whole",
+            code="matrix-mismatch",
+        )
+    engine = Engine.of_table(table)
+    return engine, engine.with_changes(changes) if changes else None
 
 
 def _same(engine: Engine, patched: Engine, architecture: str | None) -> bool:

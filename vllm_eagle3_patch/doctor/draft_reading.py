@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.doctor.registry_reading import Registry
     from vllm_eagle3_patch.sources import Sources
 
+PROPOSER = "vllm/v1/spec_decode/eagle.py"
 EAGLE_CONFIG = "vllm/transformers_utils/configs/eagle.py"
 CONFIG_TYPES = "vllm/transformers_utils/config.py"
 SPECULATORS = "vllm/transformers_utils/configs/speculators/algos.py"
@@ -27,8 +28,8 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 def renaming(sources: Sources) -> dict[str, str]:
     """By method, the expression that renames ``arch`` (EAGLEConfig.__init__).
 
-    In 0.8.5 every draft model gets one fixed name, whatever the method; that expression is a
-    constant and stands under every method.
+    In 0.8.5 every draft model gets one fixed name, and the proposer builds the class of EAGLE-3
+    draft models by itself: then the expression is that name.
     """
     if not sources.exists(EAGLE_CONFIG):
         return {}
@@ -53,7 +54,9 @@ def renaming(sources: Sources) -> dict[str, str]:
     if not found and constructor is not None:
         fixed = list(_architectures(constructor.body))
         # Without VLLM_USE_V1 it is the class of the older engine, which knows no EAGLE-3.
-        found = {method: fixed[-1] for method in ("eagle", "eagle3") if fixed}
+        found = {"eagle": fixed[-1]} if fixed else {}
+        if b"Eagle3LlamaForCausalLM(" in (sources.read(PROPOSER) or b""):
+            found["eagle3"] = repr("Eagle3LlamaForCausalLM")
     return found
 
 

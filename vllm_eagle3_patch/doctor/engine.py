@@ -88,6 +88,7 @@ class NewerRunner:
         everywhere: Whether it is the default for every model.
         architectures: The architectures that it is the default for.
         dense: Whether it is the default for every model that is no mixture of experts.
+        plain_only: Whether those architectures count only unquantized and without experts.
         leaves: Features for which the V1 runner takes over: ``pipeline-parallel``,
             ``dual-batch-overlap``.
         reads_use_aux: Whether it reads ``eagle_config.use_aux_hidden_state``.
@@ -98,6 +99,7 @@ class NewerRunner:
     everywhere: bool = False
     architectures: tuple[str, ...] = ()
     dense: bool = False
+    plain_only: bool = False
     leaves: tuple[str, ...] = ()
     reads_use_aux: bool = False
     inherits_backend: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.doctor.engine import NESTED, NESTED_SHORT, TOP, NewerRunner
@@ -88,32 +88,32 @@ def newer_runner(sources: Sources, *, converts: bool) -> NewerRunner | None:
         return None
     module = sources.module(NEWER_LAYER_IDS)
     reader = reading.find_function(module, NEWER_READER)
-    everywhere, architectures, dense, leaves = _default_for(sources)
     return NewerRunner(
         keys=_places(reader, converts=converts) if reader else (),
-        everywhere=everywhere,
-        architectures=architectures,
-        dense=dense,
-        leaves=leaves,
-        reads_use_aux=any(USE_AUX in set(reading.strings(m)) for m in (module,)),
+        **_default_for(sources),
+        reads_use_aux=USE_AUX in set(reading.strings(module)),
         inherits_backend=sources.exists(NEWER_LOADER)
         and hands_backend_on(sources.module(NEWER_LOADER)),
     )
 
 
-def _default_for(sources: Sources) -> tuple[bool, tuple[str, ...], bool, tuple[str, ...]]:
+def _default_for(sources: Sources) -> dict[str, Any]:
     """For which models vLLM takes the newer runner by itself (VllmConfig.use_v2_model_runner)."""
     if not sources.exists(WHOLE_CONFIG):
-        return False, (), False, ()
+        return {}
     module = sources.module(WHOLE_CONFIG)
     chooses = reading.find_function(module, "use_v2_model_runner")
     if chooses is None:
-        return False, (), False, ()
-    lacks = reading.find_function(module, "_get_v2_model_runner_unsupported_features")
-    words = set(reading.strings(lacks)) if lacks else set()
+        return {}
+    words = {
+        text
+        for node in ast.walk(module)
+        if isinstance(node, reading.FunctionNode) and node.name.endswith("unsupported_features")
+        for text in reading.strings(node)
+    }
     leaves = tuple(name for name, said in LEAVES.items() if said in words)
     if not reading.mentions(chooses, "_is_default_v2_model_runner_model"):
-        return True, (), False, leaves
+        return {"everywhere": True, "leaves": leaves}
     architectures = sorted(
         {
             text
@@ -134,7 +134,12 @@ def _default_for(sources: Sources) -> tuple[bool, tuple[str, ...], bool, tuple[s
         and reading.mentions(node.value, "is_moe")
         for node in ast.walk(default or ast.Pass())
     )
-    return False, tuple(architectures), dense, leaves
+    return {
+        "architectures": tuple(architectures),
+        "dense": dense,
+        "plain_only": default is not None and reading.mentions(default, "is_quantized"),
+        "leaves": leaves,
+    }
 
 
 def hashed_ids(config: ast.Module) -> str:

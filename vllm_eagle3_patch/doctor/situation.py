@@ -141,9 +141,11 @@ class Situation:
         left = ("pipeline-parallel" in runner.leaves and self.options.pipeline_parallel > 1) or (
             "dual-batch-overlap" in runner.leaves and self.options.enable_dbo
         )
+        plain = not self.target.experts and "quantization_config" not in self.target.config
+        listed = self.target.architecture in runner.architectures
         chosen = (
             runner.everywhere
-            or self.target.architecture in runner.architectures
+            or (listed and (plain or not runner.plain_only))
             or (runner.dense and not self.target.experts)
         )
         return runner if chosen and not left else None

@@ -64,7 +64,7 @@ class Targets:
             last_id=bool(backbones) and all(map(_keeps_last, backbones)),
             checks_ids=bool(backbones) and all(map(_checks, backbones)),
             relays=bool(backbones) and all(map(_relays, backbones)),
-            float16_scaling=any(self._scales_float16(place) for place in inner),
+            float16_scaling=all(self._scales_float16(place) for place in inner),
             partial_sums=any(self._partial_sums(path, b) for path, b in self._models(inner)),
             gathers=all(map(_gathers, backbones)),
         )
@@ -103,6 +103,8 @@ class Targets:
         """The classes of a wrapper's language model, where the family's table tells them."""
         if family is None or family.wrapper is None:
             return ()
+        if family.architecture in _LANGUAGE_FILES:
+            return tuple(self._registry.named(*_LANGUAGE_FILES[family.architecture]))
         for architecture in _LANGUAGE_MODELS.get(family.architecture, ("DeepseekV2ForCausalLM",)):
             found = self._registry.classes(architecture)
             if found:
@@ -218,7 +220,9 @@ class _Backbone:
 
 _LANGUAGE_MODELS = {
     "PixtralForConditionalGeneration": ("MistralLarge3ForCausalLM",),
-    "Dots3NoteForCausalLM": ("DeepseekV32ForCausalLM",),
+}
+_LANGUAGE_FILES = {
+    "Dots3NoteForCausalLM": ("vllm/models/deepseek_v32/nvidia/model.py", "DeepseekV32ForCausalLM"),
 }
 """Wrappers whose language model is not DeepSeek-V2's own class (see ``family``)."""
 

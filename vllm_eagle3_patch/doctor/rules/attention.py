@@ -122,6 +122,17 @@ def kv_pages(situation: Situation) -> Iterator[Finding]:
             evidence,
             source,
         )
+    elif engine.one_page_size and situation.target.mla and situation.options.mla_disabled:
+        yield Finding(
+            "kv-pages",
+            WARNING,
+            f"the KV cache manager of {situation.release} knows one page size only; without MLA "
+            "the target's heads must be as many and as wide as the draft model's KV heads",
+            "NotImplementedError when the KV cache is set up, if they are not",
+            "use vLLM 0.11.1 or later",
+            evidence,
+            source,
+        )
     elif engine.targets_metadata and mixed:
         yield Finding(
             "kv-pages",
