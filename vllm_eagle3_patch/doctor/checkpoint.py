@@ -65,6 +65,11 @@ class Weights:
                     return name
         return None
 
+    def rows(self, *endings: str) -> int | None:
+        """The first dimension of such a tensor; None without one."""
+        shape = self.shape(*endings)
+        return shape[0] if shape else None
+
     def having(self, part: str) -> tuple[str, ...]:
         """The tensors with a part in their name."""
         return tuple(sorted(name for name in self.shapes if part in name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ class Read:
         release: Its release, None if it is none of the matrix.
         where: Where it is.
         name: What sentences call it.
+        known: Whether the matrix knows it by its content.
     """
 
     engine: Engine
@@ -34,6 +36,7 @@ class Read:
     release: str | None
     where: str
     name: str
+    known: bool = True
 
 
 def diagnose(
@@ -62,8 +65,23 @@ def diagnose(
     """
     target_model, draft_model = read_target(target), read_draft(draft)
     read = _of_matrix(release) if release is not None else _installed(where, target_model)
-    situation = Situation(target_model, draft_model, options, read.engine, read.name, convention)
-    return Diagnosis(situation, read.release, read.where, read.patched)
+    situation = Situation(
+        target_model,
+        draft_model,
+        options,
+        read.engine,
+        read.name,
+        convention,
+        _leading(where),
+    )
+    return Diagnosis(situation, read.release, read.where, read.patched, read.known)
+
+
+def _leading(where: Where) -> str:
+    """The option that leads ``apply`` to the same vLLM."""
+    if where.site_packages is not None:
+        return f"--site-packages {shlex.quote(str(where.site_packages))}"
+    return "" if where.python is None else f"--python {shlex.quote(str(where.python))}"
 
 
 def _of_matrix(name: str) -> Read:
@@ -96,6 +114,7 @@ def _installed(where: Where, target: Checkpoint) -> Read:
         release.name if release else matrix.base_version(installation.version),
         str(installation.package),
         f"vLLM {version}",
+        release is not None,
     )
 
 

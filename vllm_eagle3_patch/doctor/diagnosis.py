@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.doctor.finding import ERROR, WARNING, Finding, judged
 from vllm_eagle3_patch.doctor.serve_options import DEFAULT_TOKENS
-from vllm_eagle3_patch.doctor.situation import METHOD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,12 +59,14 @@ class Diagnosis:
         where: Where that vLLM is, or that it is the matrix's.
         patched: What the same vLLM does after ``apply``; None if that is not known, or it makes no
             difference.
+        known: Whether the matrix knows this vLLM by its content, and so what ``apply`` makes of it.
     """
 
     situation: Situation
     release: str | None
     where: str
     patched: Engine | None = None
+    known: bool = True
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -94,22 +95,6 @@ class Diagnosis:
         if not mended and _verdict(after) == self.verdict:
             return None
         return WithPatch(_verdict(after), tuple(dict.fromkeys(mended)), tuple(dict.fromkeys(left)))
-
-    @property
-    def speculative_config(self) -> dict[str, Any]:
-        """What to give ``--speculative-config``."""
-        options, draft = self.situation.options, self.situation.given_draft
-        model = options.draft_model or (str(draft.path.parent) if draft.folder else draft.given)
-        if draft.folder is not None and draft.given != str(draft.path):
-            model = options.draft_model or draft.given
-        config: dict[str, Any] = {
-            "method": METHOD,
-            "model": model,
-            "num_speculative_tokens": options.num_speculative_tokens or DEFAULT_TOKENS,
-        }
-        if options.draft_attention_backend and self.situation.engine.backend_option:
-            config["attention_backend"] = options.draft_attention_backend
-        return config
 
     @property
     def assumed(self) -> dict[str, str]:
@@ -160,7 +145,7 @@ class Diagnosis:
                 "left": list(self.with_patch.left),
                 "in_words": self.with_patch.sentence,
             },
-            "speculative_config": self.speculative_config,
+            "speculative_config": self.situation.speculative_config,
         }
 
 

@@ -18,6 +18,7 @@ from vllm_eagle3_patch.doctor.checkpoint import CONFIG, CheckpointError
 from vllm_eagle3_patch.doctor.engine import NESTED
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
 from vllm_eagle3_patch.doctor.layers import AMBIGUOUS, CONVENTION, LAYER_IDS
+from vllm_eagle3_patch.doctor.rules.draft_config import remote_files
 from vllm_eagle3_patch.doctor.situation import METHOD, THREE
 from vllm_eagle3_patch.errors import NotWritableError
 
@@ -143,7 +144,7 @@ def _layers(situation: Situation, config: dict[str, Any], notes: list[str]) -> I
 def _class(situation: Situation, config: dict[str, Any]) -> Iterator[str]:
     folder, mapping = situation.given_draft.folder, config.get("auto_map")
     if isinstance(mapping, dict):
-        names = {f"{str(v).rpartition('--')[2].partition('.')[0]}.py" for v in mapping.values()}
+        names = remote_files(mapping)
         if folder is None or not all((folder / name).is_file() for name in names):
             del config["auto_map"]
             yield "auto_map dropped: its files are not beside the config"
@@ -177,11 +178,11 @@ def _norms(situation: Situation, config: dict[str, Any]) -> Iterator[str]:
 
 def _vocabulary(situation: Situation, config: dict[str, Any]) -> Iterator[str]:
     weights = situation.given_draft.weights
-    head = weights.shape("lm_head.weight") if weights else None
-    mapped = weights.shape("d2t") if weights else None
-    if head and mapped and head[0] == mapped[0] and config.get("draft_vocab_size") != head[0]:
-        config["draft_vocab_size"] = head[0]
-        yield f"draft_vocab_size: {head[0]}"
+    head = weights.rows("lm_head.weight") if weights else None
+    mapped = weights.rows("d2t") if weights else None
+    if head and head == mapped and config.get("draft_vocab_size") != head:
+        config["draft_vocab_size"] = head
+        yield f"draft_vocab_size: {head}"
     own, target = config.get("draft_vocab_size"), situation.target.integer("vocab_size")
     if config.get("tie_word_embeddings") and own is not None and own != target:
         config["tie_word_embeddings"] = False

@@ -29,9 +29,9 @@ def is_speculators(draft: Checkpoint) -> bool:
 
 def as_vllm_sees(draft: Checkpoint, engine: Engine) -> Checkpoint:
     """The draft model with the config that its class will get; plain configs stay as they are."""
-    layers = draft.config.get(LAYERS)
-    if not is_speculators(draft) or engine.speculators_keys is None or not isinstance(layers, dict):
+    if not is_speculators(draft) or engine.speculators_keys is None:
         return draft
+    layers = draft.config.get(LAYERS) or {}
     config: dict[str, Any] = dict(layers)
     for key in engine.speculators_keys:
         value = draft.config.get(key, BY_DEFAULT.get(key))

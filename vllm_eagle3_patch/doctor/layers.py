@@ -24,6 +24,9 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 CONVENTION = f"{LAYER_IDS}_convention"
 BOUNDARY, OUTPUT, AMBIGUOUS, DEFAULT = "boundary", "output", "ambiguous", "default"
 
+_MOST, _DIGITS = 16, 12
+"""Ids, and digits of one, that a sentence shows; no model has more."""
+
 _TRAINERS = {
     "use_last_layernorm": "NVIDIA Model-Optimizer",
     "use_input_layernorm_in_first_layer": "NVIDIA Model-Optimizer",
@@ -119,12 +122,15 @@ class Layers:
 
 def listed(layers: Sequence[int]) -> str:
     """``2, 30, 58``."""
-    return ", ".join(map(str, layers)) or "none"
+    shown = [str(layer)[:_DIGITS] for layer in layers[:_MOST]]
+    return ", ".join([*shown, "..."] if len(layers) > _MOST else shown) or "none"
 
 
 def in_words(outputs: Sequence[int]) -> str:
     """``the outputs of layers 1, 29 and 57``; -1 is the embedding."""
-    names = ["the embedding" if k < 0 else str(k) for k in outputs]
+    if len(outputs) > _MOST:
+        return f"the outputs of layers {listed(outputs)}"
+    names = ["the embedding" if k < 0 else str(k)[:_DIGITS] for k in outputs]
     if not names:
         return "no layers"
     if len(names) == 1:

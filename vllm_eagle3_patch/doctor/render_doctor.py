@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.doctor.diagnosis import IN_WORDS
@@ -24,6 +23,8 @@ def blocks(diagnosis: Diagnosis) -> Iterator[Block]:
     yield Line(f"{diagnosis.verdict}: {IN_WORDS[diagnosis.verdict]}", bold=True)
     if diagnosis.with_patch is not None:
         yield Line(diagnosis.with_patch.sentence, bold=True)
+    elif not diagnosis.known and situation.family is not None:
+        yield Line("what apply would change is not known: this is no release of the matrix")
     yield _BLANK
     release = f" {diagnosis.release}" if diagnosis.release else ""
     yield Line(f"vLLM{release} ({diagnosis.where})")
@@ -46,9 +47,8 @@ def blocks(diagnosis: Diagnosis) -> Iterator[Block]:
     if assumed:
         yield Line(f"assumed: {assumed}")
         yield _BLANK
-    config = json.dumps(diagnosis.speculative_config)
     yield Line("to serve it:", bold=True)
-    yield Line(f"  --speculative-config {_quoted(config)}", bold=True, command=True)
+    yield Line(f"  {situation.speculative_option}", bold=True, command=True)
 
 
 def _finding_blocks(finding: Finding) -> Iterator[Block]:
@@ -68,8 +68,3 @@ def written_blocks(written: Written) -> Iterator[Block]:
         yield Line(f"  {change}")
     for note in written.notes:
         yield Line(f"  note: {note}")
-
-
-def _quoted(text: str) -> str:
-    """A text in single quotes, as a shell takes it."""
-    return "'" + text.replace("'", "'\\''") + "'"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shlex
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vllm_eagle3_patch.doctor.checkpoint import CONFIG
 from vllm_eagle3_patch.doctor.draft_view import as_vllm_sees
 from vllm_eagle3_patch.doctor.engine import DEFAULT_LAYERS, DraftClass, TargetClass
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
 from vllm_eagle3_patch.doctor.layers import Layers, find_layers
+from vllm_eagle3_patch.doctor.serve_options import DEFAULT_TOKENS
 from vllm_eagle3_patch.family import FAMILY, FamilyModel
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ class Situation:
         engine: What the vLLM does.
         release: Its release as a user names it, for sentences; ``this vLLM`` if not known.
         convention: What the user states that layer ids count, None if nothing.
+        where: Options that lead ``apply`` to this vLLM, such as ``--python .venv``.
     """
 
     target: Checkpoint
@@ -44,6 +49,7 @@ class Situation:
     engine: Engine
     release: str = "this vLLM"
     convention: str | None = None
+    where: str = ""
 
     @cached_property
     def draft(self) -> Checkpoint:
@@ -236,7 +242,27 @@ class Situation:
     @property
     def apply_command(self) -> str:
         """What mends a target of the family."""
-        return "vllm-eagle3-patch apply"
+        return f"vllm-eagle3-patch apply {self.where}".rstrip()
+
+    @property
+    def speculative_config(self) -> dict[str, Any]:
+        """What to give ``--speculative-config``."""
+        options, draft = self.options, self.given_draft
+        named_config = draft.folder is None and draft.path.name == CONFIG
+        folder = str(draft.path.parent) if named_config else draft.given
+        config: dict[str, Any] = {
+            "method": METHOD,
+            "model": options.draft_model or folder,
+            "num_speculative_tokens": options.num_speculative_tokens or DEFAULT_TOKENS,
+        }
+        if options.draft_attention_backend and self.engine.backend_option:
+            config["attention_backend"] = options.draft_attention_backend
+        return config
+
+    @property
+    def speculative_option(self) -> str:
+        """The same as an option, as a shell takes it."""
+        return f"--speculative-config {shlex.quote(json.dumps(self.speculative_config))}"
 
     @property
     def doctor_command(self) -> str:
@@ -257,5 +283,6 @@ def derived_length(config: Mapping[str, object]) -> int | None:
         original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
         scaled = isinstance(kind, str) and kind.endswith(YARN)
         if scaled and isinstance(original, int) and isinstance(factor, int | float):
-            return int(original * factor)
+            product = original * factor
+            return int(product) if math.isfinite(product) else None
     return length if isinstance(length, int) else None

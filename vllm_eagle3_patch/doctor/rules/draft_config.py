@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.doctor.draft_view import is_speculators
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
@@ -11,7 +11,7 @@ from vllm_eagle3_patch.doctor.layers import places
 from vllm_eagle3_patch.doctor.situation import METHOD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from vllm_eagle3_patch.doctor.situation import Situation
 
@@ -151,7 +151,7 @@ def method(situation: Situation) -> Iterator[Finding]:
     Reports 10 and 41; method detection by name is in SpeculativeConfig.__post_init__.
     """
     source = report(41, "https://github.com/sgl-project/sglang/pull/21272")
-    fix = '--speculative-config \'{"method": "eagle3", ...}\' (the whole text is below)'
+    fix = situation.speculative_option
     evidence = "--speculative-config"
     if situation.options.speculates is False and situation.options.method is None:
         yield Finding(
@@ -211,6 +211,15 @@ def method(situation: Situation) -> Iterator[Finding]:
             )
 
 
+def remote_files(mapping: Mapping[str, Any]) -> list[str]:
+    """The files that an ``auto_map`` names; one entry may list several classes, or null."""
+    values = [
+        v for value in mapping.values() for v in (value if isinstance(value, list) else [value])
+    ]
+    references = [value for value in values if isinstance(value, str)]
+    return sorted({f"{name.rpartition('--')[2].partition('.')[0]}.py" for name in references})
+
+
 @rule("auto-map", reports=(11,))
 def auto_map(situation: Situation) -> Iterator[Finding]:
     """The draft model's config points at files of code that are not beside it.
@@ -220,13 +229,12 @@ def auto_map(situation: Situation) -> Iterator[Finding]:
     mapping, folder = situation.given_draft.config.get("auto_map"), situation.given_draft.folder
     if not isinstance(mapping, dict) or not mapping:
         return
-    names = sorted(
-        {f"{str(value).rpartition('--')[2].partition('.')[0]}.py" for value in mapping.values()}
-    )
+    names = remote_files(mapping)
     missing = [name for name in names if folder is not None and not (folder / name).is_file()]
     if folder is not None and not missing:
         return
-    needed = situation.options.trust_remote_code
+    own = remote_files({"AutoConfig": mapping.get("AutoConfig")})
+    needed = situation.options.trust_remote_code and bool(set(own) & set(missing))
     where = "are not beside it" if folder is not None else "may not be beside it"
     yield Finding(
         "auto-map",

@@ -175,22 +175,22 @@ def vocab(situation: Situation) -> Iterator[Finding]:
         )
     if weights is None or own is None:
         return
-    rows = weights.shape("lm_head.weight")
-    if rows is not None and rows[0] != own and len(rows) > 1:
+    rows = weights.rows("lm_head.weight")
+    if rows is not None and rows != own:
         yield wrong(
             ERROR,
-            f"lm_head.weight has {rows[0]} rows, but the draft model's vocabulary is {own}",
+            f"lm_head.weight has {rows} rows, but the draft model's vocabulary is {own}",
             '"size mismatch for lm_head.weight"',
-            f'write "draft_vocab_size": {rows[0]} into the draft model\'s config',
+            f'write "draft_vocab_size": {rows} into the draft model\'s config',
             f"lm_head.weight in {_HEADER}",
         )
-    mapped = weights.shape("d2t")
-    if mapped is not None and mapped[0] != own:
+    mapped = weights.rows("d2t")
+    if mapped is not None and mapped != own:
         yield wrong(
             ERROR,
-            f"d2t has {mapped[0]} entries, but the draft model's vocabulary is {own}",
+            f"d2t has {mapped} entries, but the draft model's vocabulary is {own}",
             "the load fails on its shape",
-            f'write "draft_vocab_size": {mapped[0]} into the draft model\'s config',
+            f'write "draft_vocab_size": {mapped} into the draft model\'s config',
             f"d2t in {_HEADER}",
         )
     if mapped is None and target is not None and own < target:
@@ -202,11 +202,11 @@ def vocab(situation: Situation) -> Iterator[Finding]:
             "use a checkpoint that ships d2t",
             f"no d2t in {_HEADER}",
         )
-    back = weights.shape("t2d")
-    if back is not None and target is not None and back[0] != target:
+    back = weights.rows("t2d")
+    if back is not None and target is not None and back != target:
         yield wrong(
             WARNING,
-            f"t2d has {back[0]} entries, but the target's vocabulary is {target}",
+            f"t2d has {back} entries, but the target's vocabulary is {target}",
             "the draft model was trained for another vocabulary",
             "use the draft model that was trained for this target",
             f"t2d in {_HEADER}",
