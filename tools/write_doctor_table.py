@@ -121,7 +121,8 @@ def table() -> str:
         for number, title in entries.items():
             names = ", ".join(f"`{code}`" for code in dict.fromkeys(covered.get(number, [])))
             unseen = UNSEEN.get(number)
-            parts = [part for part in (names, unseen and f"not seen: {unseen}") if part]
+            left = unseen and f"{'not wholly' if names else 'not seen'}: {unseen}"
+            parts = [part for part in (names, left) if part]
             assert parts, f"report {number} is neither covered nor explained"
             lines.append(f"| {number} | {title} | {'; '.join(parts)} |")
         if group == list(GROUPS)[-1]:

@@ -20,6 +20,22 @@ SCHEMA = json.loads(
 )
 
 
+ALSO_READ = (
+    "vllm/transformers_utils/configs/eagle.py",
+    "vllm/transformers_utils/configs/speculators/algos.py",
+    "vllm/transformers_utils/config.py",
+)
+
+
+def doctors_copy(release: str, destination: Path) -> Path:
+    """A release's files that the matrix names, and those that only the doctor reads."""
+    site = small_copy(release, destination)
+    for path in ALSO_READ:
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_bytes((fetch(release) / path).read_bytes())
+    return site
+
+
 @pytest.fixture
 def models(tmp_path: Path) -> tuple[Path, Path]:
     """Kimi-K2 and AQ-MedAI's draft model."""
@@ -55,15 +71,7 @@ def test_an_installation_and_the_matrix_say_the_same(
 
 def test_apply_changes_the_answer(tmp_path: Path) -> None:
     target, draft = write(tmp_path / "t", KIMI_K25), write(tmp_path / "d", K27_CODE, WEIGHTS)
-    site = small_copy("0.17.1", tmp_path / "site")
-    more = (
-        "vllm/transformers_utils/configs/eagle.py",
-        "vllm/transformers_utils/configs/speculators/algos.py",
-        "vllm/transformers_utils/config.py",
-    )
-    for path in more:
-        (site / path).parent.mkdir(parents=True, exist_ok=True)
-        (site / path).write_bytes((fetch("0.17.1") / path).read_bytes())
+    site = doctors_copy("0.17.1", tmp_path / "site")
     before = run("doctor", target, draft, "--site-packages", site, "--json").document
     assert before["verdict"] == "broken"
     assert before["with_patch"]["verdict"] == "ok"
@@ -74,6 +82,22 @@ def test_apply_changes_the_answer(tmp_path: Path) -> None:
     assert after["verdict"] == "ok"
     assert after["with_patch"] is None
     assert after["layers"]["used"] == [2, 30, 58]
+
+
+def test_a_build_that_is_no_release_is_read_all_the_same(
+    tmp_path: Path, models: tuple[Path, Path]
+) -> None:
+    site = doctors_copy("0.17.1", tmp_path / "site")
+    config = site / "vllm" / "config" / "speculative.py"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('"minicpm",', '"minicpm", "kimi_k2",'), encoding="utf-8")
+    document = run("doctor", *models, "--site-packages", site, "--json").document
+    codes = [finding["code"] for finding in document["findings"]]
+    assert "target-not-allowed" not in codes
+    assert "interface-missing" in codes
+    assert document["with_patch"] is None
+    shown = run("doctor", *models, "--site-packages", site).stdout
+    assert "what apply would change is not known" in shown
 
 
 def test_what_a_person_reads(models: tuple[Path, Path]) -> None:
@@ -185,3 +209,31 @@ def test_libcst_rich_and_torch_are_not_imported(models: tuple[Path, Path]) -> No
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stderr
+
+
+METRICS = """\
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="k2"} 1000.0
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="k2"} 3000.0
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="k2"} 0.0
+"""
+
+
+def test_the_metrics_of_a_server_join_the_diagnosis(tmp_path: Path) -> None:
+    target, draft = write(tmp_path / "t", KIMI_K2), write(tmp_path / "d", STATED, WEIGHTS)
+    scrape = tmp_path / "metrics.txt"
+    scrape.write_text(METRICS, encoding="utf-8")
+    alone = run("doctor", "--metrics", scrape, "--json")
+    assert alone.document["command"] == "doctor"
+    assert alone.exit_code == alone.document["exit_code"] > 0
+    both = run("doctor", target, draft, "--release", "0.18.0", "--metrics", scrape, "--json")
+    assert both.document["findings"]
+    assert both.document["metrics"]["exit_code"] == alone.exit_code
+    assert (both.document["verdict"], both.exit_code) == (
+        alone.document["verdict"],
+        alone.exit_code,
+    )
+    shown = run("doctor", target, draft, "--release", "0.18.0", "--metrics", scrape).stdout
+    assert "Likely causes" in shown

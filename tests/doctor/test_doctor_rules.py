@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from doctor_models import (
+    DEEPSEEK_V3,
     IDS,
     KIMI_K2,
     KIMI_K25,
     LLAMA_8B,
     LLAMA_DRAFT,
     MLA_K25,
+    SPECULATORS_V3,
     STATED,
     WEIGHTS,
     changed,
@@ -89,10 +91,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "target": changed(
                 KIMI_K25,
                 architectures=["Mistral3ForConditionalGeneration"],
-                text_config={**KIMI_K2, "model_type": "llama", "kv_lora_rank": None},
+                text_config=changed(
+                    KIMI_K2, model_type="llama", kv_lora_rank=None, quantization_config=None
+                ),
                 image_token_index=1,
             ),
-            "draft": config(quantization_config=None),
             "release": "0.11.0",
         },
         {
@@ -350,6 +353,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "Transformers 5's layout in an older release": (
         {"draft": config(rope_parameters={"rope_type": "default", "rope_theta": 1e6})},
         {"rope": "warning"},
+    ),
+    "a quantization in the language model's config": (
+        {
+            "target": changed(
+                KIMI_K25,
+                text_config={**KIMI_K2, "quantization_config": {"quant_method": "spinquant"}},
+            )
+        },
+        {"quantization": "warning"},
+    ),
+    "an embedding in the speculators format": (
+        {
+            "target": DEEPSEEK_V3,
+            "draft": SPECULATORS_V3,
+            "weights": {**WEIGHTS, "t2d": (129280,), "embed_tokens.weight": (129280, 7168)},
+        },
+        {},
     ),
     "a rotated target": (
         {"target": changed(KIMI_K2, quantization_config={"quant_method": "quarot"})},

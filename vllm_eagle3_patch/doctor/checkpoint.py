@@ -160,6 +160,12 @@ class Checkpoint:
         return None
 
     @property
+    def quantization(self) -> Mapping[str, Any]:
+        """``quantization_config``; Kimi-K2.5 has it in its language model's config."""
+        value = self.config.get("quantization_config") or self.text.get("quantization_config")
+        return value if isinstance(value, dict) else {}
+
+    @property
     def mla(self) -> bool:
         """Whether its attention is MLA."""
         rank = self.value("kv_lora_rank")

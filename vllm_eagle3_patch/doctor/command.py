@@ -16,6 +16,7 @@ from vllm_eagle3_patch.errors import UnsupportedError
 if TYPE_CHECKING:
     from vllm_eagle3_patch.commands import Where
     from vllm_eagle3_patch.doctor.serve_options import ServeOptions
+    from vllm_eagle3_patch.sources import Sources
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def _installed(where: Where, target: Checkpoint) -> Read:
     sources = Sources(installation.root)
     engine = read(sources, [target.architecture] if target.architecture else [])
     release = identify(sources, installation, None)
+    if release is not None and not _as_pinned(sources, release):
+        release = None  # Someone edited it: what apply makes of the release says nothing of it.
     version = installation.version or "of unknown version"
     patched = _pinned(release.name)[1] if release is not None else None
     if patched is not None and _same(engine, patched, target.architecture):
@@ -115,6 +118,14 @@ def _installed(where: Where, target: Checkpoint) -> Read:
         str(installation.package),
         f"vLLM {version}",
         release is not None,
+    )
+
+
+def _as_pinned(sources: Sources, release: matrix.Release) -> bool:
+    """Whether every file that patches concern is the release's, as published or as we patch it."""
+    return all(
+        sources.digest(path) in (pin.original, pin.patched, pin.hardened)
+        for path, pin in release.files.items()
     )
 
 

@@ -63,12 +63,16 @@ def run(where: Where, given: Mapping[str, Any]) -> Ending:
         from vllm_eagle3_patch.doctor import draft_config
 
         written = draft_config.write(diagnosis.situation, given["write_draft_config"])
-    code = diagnosis.exit_code
-    if report is not None:
-        code = max(code, report.exit_code)
+    code, verdict = diagnosis.exit_code, diagnosis.verdict
+    if report is not None and report.exit_code > code:
+        code, verdict = report.exit_code, report.exit_class
     return Ending(
         code,
-        lambda: {**_document(diagnosis, written, report), "exit_code": code},
+        lambda: {
+            **_document(diagnosis, written, report),
+            "exit_code": code,
+            "verdict": verdict,
+        },
         lambda: render.print_blocks(_blocks(diagnosis, written, report)),
     )
 

@@ -147,7 +147,7 @@ class Situation:
         left = ("pipeline-parallel" in runner.leaves and self.options.pipeline_parallel > 1) or (
             "dual-batch-overlap" in runner.leaves and self.options.enable_dbo
         )
-        plain = not self.target.experts and "quantization_config" not in self.target.config
+        plain = not self.target.experts and not self.target.quantization
         listed = self.target.architecture in runner.architectures
         chosen = (
             runner.everywhere

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm_eagle3_patch.doctor.finding import ERROR, INFO, WARNING, Finding, report, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from vllm_eagle3_patch.doctor.situation import Situation
 
@@ -78,15 +78,13 @@ def quantization(situation: Situation) -> Iterator[Finding]:
     """
     if not situation.eagle3:
         return
-    config = situation.target.config.get("quantization_config")
-    own = situation.draft.config.get("quantization_config")
-    source = report(47, "https://github.com/vllm-project/vllm/pull/9534")
-    if isinstance(config, dict):
+    config, own = situation.target.quantization, situation.draft.quantization
+    if config:
         rotated = _rotated(config)
         yield Finding(
             "quantization",
             WARNING if rotated else INFO,
-            f"the target is quantized ({config.get('quant_method', 'unnamed')})"
+            f"the target is quantized ({_named(config)})"
             + (f" with a rotation of its hidden states ({rotated})" if rotated else ""),
             "a draft model that was trained on plain states gets rotated ones: length 1.07 instead "
             "of 3.09"
@@ -98,21 +96,24 @@ def quantization(situation: Situation) -> Iterator[Finding]:
             report(47, "https://github.com/vllm-project/vllm-ascend/pull/7038"),
         )
     kind = situation.draft_class
-    if kind is None or kind.own_quantization or (config is None) == (own is None):
+    if kind is None or kind.own_quantization or _named(config) == _named(own):
         return
-    which = "quantized" if own else "not quantized"
     yield Finding(
         "quantization",
         ERROR,
-        f"the draft model is {which} and the target is not so, but {situation.release} builds the "
-        "draft model's layers as the target is",
+        f"the target is {_named(config)} and the draft model {_named(own)}, but "
+        f"{situation.release} builds the draft model's layers as the target is",
         "the draft model's weights have no place, or scales are missing: the load fails",
         "use vLLM 0.11.1 or later",
         "quantization_config of both configs",
-        source,
+        "get_draft_quant_config in vllm/model_executor/models/utils.py (0.11.1 on)",
     )
 
 
-def _rotated(config: dict[str, object]) -> str | None:
+def _named(config: Mapping[str, object]) -> str:
+    return str(config.get("quant_method", "quantized"))[:40] if config else "not quantized"
+
+
+def _rotated(config: Mapping[str, object]) -> str | None:
     text = str(config).lower()
     return next((name for name in _ROTATING if name in text), None)

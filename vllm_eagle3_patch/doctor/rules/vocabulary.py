@@ -88,7 +88,8 @@ def embed_tokens(situation: Situation) -> Iterator[Finding]:
     )
     if not same:
         return
-    kept = situation.engine.own_embeddings
+    # The speculators format always ships the target's own (its models' configs say which).
+    kept = situation.engine.own_embeddings and situation.draft.speculators is None
     yield Finding(
         "embed-tokens",
         WARNING if kept else INFO,
@@ -96,6 +97,8 @@ def embed_tokens(situation: Situation) -> Iterator[Finding]:
         + (
             f"{situation.release} uses it unless it equals the target's to the last bit"
             if kept
+            else "the speculators format ships the target's own"
+            if situation.draft.speculators is not None
             else f"{situation.release} uses the target's instead"
         ),
         "one exporter wrote random numbers there: nothing was accepted (report 37)"
