@@ -592,3 +592,35 @@ def test_a_decode_server_needs_its_prefill_server_to_speculate() -> None:
     role = """--kv-transfer-config '{"kv_role":"kv_consumer"}'"""
     messages = [f.message for f in findings(situation(serve=role)) if f.code == "kv-transfer"]
     assert any("prefill server" in message for message in messages)
+
+
+def fix_of(judgement: Situation, code: str) -> str:
+    return next(finding.fix for finding in findings(judgement) if finding.code == code)
+
+
+def test_apply_is_named_where_it_helps_and_as_it_helps() -> None:
+    assert "apply" in fix_of(situation(release="0.17.1"), "interface-missing")
+    # The engine cannot run it, whatever is patched.
+    assert "apply" not in fix_of(situation(release="0.10.2"), "interface-missing")
+    # vLLM has the interface: what goes along with the patch is --harden's.
+    serve = "--attention-backend FLASHMLA"
+    assert "apply --harden" in fix_of(situation(serve=serve), "attention-backend")
+    older = fix_of(situation(serve=serve, release="0.17.1"), "attention-backend")
+    assert "apply" in older
+    assert "--harden" not in older
+    # Not the family, or not shipped.
+    other = situation(changed(LLAMA_8B, model_type="gemma3"), release="0.16.0")
+    assert "apply" not in fix_of(other, "target-not-allowed")
+    unknown = situation(KIMI_K25, release="0.14.1")
+    assert "apply" not in fix_of(unknown, "target-not-allowed")
+
+
+def test_a_norm_that_the_speculators_format_does_not_carry_yet() -> None:
+    """0.18.0: the class reads norm_before_fc, but the format's reader does not hand it on."""
+    draft = changed(SPECULATORS_V3, norm_before_fc=True)
+    kind = situation(DEEPSEEK_V3, draft).draft_class
+    assert kind is not None
+    assert "norm_before_fc" in kind.keys
+    carries = "norm_before_fc" in (situation(DEEPSEEK_V3, draft).engine.speculators_keys or ())
+    assert ("norm-flag" in grave(situation(DEEPSEEK_V3, draft))) is not carries
+    assert grave(situation(DEEPSEEK_V3, draft, release="0.28.0")) == {}

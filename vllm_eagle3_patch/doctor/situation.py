@@ -245,6 +245,18 @@ class Situation:
         return f"vllm-eagle3-patch apply {self.where}".rstrip()
 
     @property
+    def harden_command(self) -> str:
+        """What mends what goes along with the interface: where vLLM has that, ``--harden`` only."""
+        native = self.target_class is not None and self.target_class.interface
+        return f"{self.apply_command} --harden" if native else self.apply_command
+
+    @property
+    def mendable(self) -> bool:
+        """Whether ``apply`` makes a target ready: the family's, where the engine can run it."""
+        one_page_size = self.engine.one_page_size and self.target.mla
+        return self.family is not None and self.target_class is not None and not one_page_size
+
+    @property
     def speculative_config(self) -> dict[str, Any]:
         """What to give ``--speculative-config``."""
         options, draft = self.options, self.given_draft

@@ -74,7 +74,7 @@ def attention_backend(situation: Situation) -> Iterator[Finding]:
             f"the attention backend {given} is handed on to the draft model, which has no MLA",
             "\"Selected backend ... is not valid for this configuration. Reason: ['head_size not "
             "supported', 'non-MLA not supported']\"",
-            f"set no attention backend, or {instead}{situation.apply_command}",
+            f"set no attention backend, or {instead}{situation.harden_command}",
             "--attention-backend",
             source,
         )

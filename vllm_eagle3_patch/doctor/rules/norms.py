@@ -38,7 +38,10 @@ def norm_flag(situation: Situation) -> Iterator[Finding]:
         if situation.draft.speculators is not None and flag not in draft.config:
             top = situation.draft.speculators.get(flag)
         tensors = weights.having(_TENSORS[flag]) if weights and flag in _TENSORS else ()
-        read = (bool(top) and flag in kind.keys) or (bool(nested) and flag in kind.nested_keys)
+        carried = flag in draft.config  # Of the speculators format only some keys are.
+        read = (bool(top) and carried and flag in kind.keys) or (
+            bool(nested) and flag in kind.nested_keys
+        )
         if bool(nested) is False and nested is not None and flag in kind.nested_keys:
             read = False  # The nested value goes before the top level's.
         if (top or nested) and not read:

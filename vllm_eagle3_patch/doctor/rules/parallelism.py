@@ -178,7 +178,7 @@ def dual_batch_overlap(situation: Situation) -> Iterator[Finding]:
         if fails
         else "the runner under v1/worker/gpu does not combine dual batch overlap with speculation",
         "the first step of two micro-batches fails in torch.cat" if fails else "refused or ignored",
-        f"leave --enable-dbo out, or {situation.apply_command}"
+        f"leave --enable-dbo out, or {situation.harden_command}"
         if fails and situation.family
         else "leave --enable-dbo out",
         "--enable-dbo",

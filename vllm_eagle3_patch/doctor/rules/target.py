@@ -16,9 +16,9 @@ _RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 
 def _mend(situation: Situation, upstream: str) -> str:
     """What to do about a target that this vLLM does not support."""
-    if situation.family is None:
-        return f"use a vLLM that supports this target ({upstream})"
-    return f"{situation.apply_command}, or use {upstream}"
+    if situation.mendable:
+        return f"{situation.apply_command}, or use {upstream}"
+    return f"use {upstream}"
 
 
 @rule("target-not-allowed", reports=(1, 2, 3))
@@ -92,7 +92,7 @@ def interface_missing(situation: Situation) -> Iterator[Finding]:
             ERROR,
             f"{name} has the EAGLE-3 interface, but its forward collects no aux hidden states",
             'the first step fails: "too many values to unpack"',
-            _mend(situation, "an unmodified release"),
+            "reinstall vLLM, or use another release",
             "forward of the target's model class",
             source,
         )
