@@ -178,7 +178,9 @@ def test_a_release_that_is_not_there(models: tuple[Path, Path]) -> None:
 def test_a_folder_without_vllm(models: tuple[Path, Path], tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert run("doctor", *models, "--site-packages", empty).exit_code == 3
+    ended = run("doctor", *models, "--site-packages", empty)
+    assert ended.exit_code == 3
+    assert "--release" in ended.stderr
 
 
 def test_a_healthy_pair_exits_with_0(tmp_path: Path) -> None:

@@ -62,6 +62,18 @@ def test_dotted_keys() -> None:
     assert options.speculates
 
 
+def test_older_and_nested_ways_to_say_the_same() -> None:
+    options = parse_serve(
+        "VLLM_ATTENTION_BACKEND=FLASHMLA VLLM_MLA_DISABLE=1 vllm serve m "
+        "--speculative-model d --num-speculative-tokens 2 --kv-transfer-config.kv_role kv_both"
+    )
+    assert (options.attention_backend, options.mla_disabled) == ("FLASHMLA", True)
+    assert (options.draft_model, options.num_speculative_tokens) == ("d", 2)
+    assert options.kv_transfer_role == "kv_both"
+    nested = """vllm serve m --attention-config '{"backend": "TRITON_MLA"}'"""
+    assert parse_serve(nested).attention_backend == "TRITON_MLA"
+
+
 def test_a_flag_does_not_take_the_next_word() -> None:
     options = parse_serve("vllm serve --enable-dbo m --trust-remote-code -tp 2")
     assert (options.enable_dbo, options.trust_remote_code, options.tensor_parallel_size) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from doctor_models import (
 )
 
 from vllm_eagle3_patch.doctor.finding import all_rules, judged
+from vllm_eagle3_patch.doctor.serve_options import parse_serve
 from vllm_eagle3_patch.doctor.situation import Situation
 
 CONTRACT = """
@@ -624,3 +626,95 @@ def test_a_norm_that_the_speculators_format_does_not_carry_yet() -> None:
     carries = "norm_before_fc" in (situation(DEEPSEEK_V3, draft).engine.speculators_keys or ())
     assert ("norm-flag" in grave(situation(DEEPSEEK_V3, draft))) is not carries
     assert grave(situation(DEEPSEEK_V3, draft, release="0.28.0")) == {}
+
+
+def with_folder(judgement: Situation, folder: Path) -> Situation:
+    draft = replace(judgement.given_draft, folder=folder, path=folder / "config.json")
+    return replace(judgement, given_draft=draft)
+
+
+def test_remote_code_beside_the_config(tmp_path: Path) -> None:
+    mapping = {
+        "AutoConfig": "configuration_x.Config",
+        "AutoTokenizer": ["tokenization_x.Tokenizer", None],
+        "AutoModel": "owner/repository--modeling_x.Model",
+    }
+    judgement = situation(draft=config(auto_map=mapping))
+    assert codes(judgement)["auto-map"] == "info"  # Its folder is not known.
+    judgement = with_folder(judgement, tmp_path)
+    assert grave(judgement) == {"auto-map": "warning"}
+    trusting = replace(judgement, options=replace(judgement.options, trust_remote_code=True))
+    assert grave(trusting) == {"auto-map": "error"}
+    (tmp_path / "configuration_x.py").touch()
+    assert grave(trusting) == {"auto-map": "warning"}  # vLLM itself reads that file only.
+    (tmp_path / "tokenization_x.py").touch()
+    (tmp_path / "modeling_x.py").touch()
+    assert grave(trusting) == {}
+
+
+def test_a_command_line_that_does_not_speculate() -> None:
+    silent = replace(situation(), options=parse_serve("vllm serve X -tp 8"))
+    assert grave(silent) == {"method": "error"}
+    other = situation(changed(LLAMA_8B), LLAMA_8B)
+    ngram = replace(other, options=replace(other.options, method="ngram"))
+    assert grave(ngram) == {"method": "warning"}
+
+
+def test_a_rule_of_renaming_that_is_not_understood() -> None:
+    judgement = situation()
+    engine = replace(judgement.engine, renaming={"eagle3": "arch.title()"})
+    assert grave(replace(judgement, engine=engine)) == {"draft-architecture": "warning"}
+
+
+def test_pipeline_stages_that_relay_states() -> None:
+    judgement = situation(release="0.33.0", serve="-pp 2")
+    kind = replace(judgement.engine.targets["DeepseekV3ForCausalLM"], relays=True)
+    engine = replace(judgement.engine, targets={"DeepseekV3ForCausalLM": kind})
+    assert grave(replace(judgement, engine=engine)) == {}
+
+
+@pytest.mark.parametrize(("own", "expected"), [(1, "info"), (4, "error"), (8, None)])
+def test_the_draft_models_own_tensor_parallel_size(own: int, expected: str | None) -> None:
+    serve = (
+        "-tp 8 --speculative-config "
+        f"""'{{"method":"eagle3","num_speculative_tokens":3,"draft_tensor_parallel_size":{own}}}'"""
+    )
+    assert codes(situation(serve=serve)).get("draft-tensor-parallel") == expected
+
+
+def test_mla_that_is_switched_off_in_an_old_release() -> None:
+    judgement = situation(release="0.10.2")
+    off = replace(judgement, options=parse_serve("VLLM_MLA_DISABLE=1 vllm serve X"))
+    assert codes(judgement)["kv-pages"] == "error"
+    assert codes(off)["kv-pages"] == "warning"
+
+
+def test_a_backend_that_the_draft_model_cannot_use() -> None:
+    serve = (
+        """--speculative-config '{"method":"eagle3","num_speculative_tokens":3,"""
+        """"attention_backend":"FLASHMLA"}'"""
+    )
+    assert grave(situation(serve=serve, release="0.28.0")) == {"attention-backend": "error"}
+
+
+def test_a_forward_that_collects_nothing() -> None:
+    judgement = situation()
+    kind = replace(judgement.engine.targets["DeepseekV3ForCausalLM"], language_model=False)
+    engine = replace(judgement.engine, targets={"DeepseekV3ForCausalLM": kind})
+    assert grave(replace(judgement, engine=engine)) == {"interface-missing": "error"}
+
+
+def test_a_vocabulary_that_an_old_class_has_to_be_told() -> None:
+    draft = config(draft_vocab_size=None, architectures=["LlamaForCausalLM"])
+    assert codes(situation(draft=draft, release="0.10.0"))["vocab"] == "error"
+    assert "vocab" not in codes(situation(draft=draft, release="0.11.1"))
+
+
+def test_a_head_that_an_old_release_does_not_share_or_keep() -> None:
+    sharing = {**SHARING, "d2t": (163840,)}
+    kept = situation(draft=WHOLE, release="0.10.2", weights=sharing)
+    assert codes(kept)["lm-head"] == "error"
+    own = {**sharing, "lm_head.weight": (163840, 7168)}
+    taken = situation(draft=WHOLE, release="0.11.0", weights=own)
+    assert codes(taken)["lm-head"] == "warning"
+    assert "lm-head" not in codes(situation(draft=WHOLE, weights=own))

@@ -11,7 +11,7 @@ from vllm_eagle3_patch.doctor.checkpoint import Checkpoint, CheckpointError, rea
 from vllm_eagle3_patch.doctor.diagnosis import Diagnosis
 from vllm_eagle3_patch.doctor.engine import Engine
 from vllm_eagle3_patch.doctor.situation import Situation
-from vllm_eagle3_patch.errors import UnsupportedError
+from vllm_eagle3_patch.errors import UnsupportedError, VllmNotFoundError
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.commands import Where
@@ -101,7 +101,11 @@ def _installed(where: Where, target: Checkpoint) -> Read:
     from vllm_eagle3_patch.doctor.release_reading import read
     from vllm_eagle3_patch.sources import Sources
 
-    installation = where.find()
+    try:
+        installation = where.find()
+    except VllmNotFoundError as error:
+        hint = f"{error.hint}; or name a release of the matrix: --release 0.17.1"
+        raise VllmNotFoundError(error.message, hint, error.code) from error
     sources = Sources(installation.root)
     engine = read(sources, [target.architecture] if target.architecture else [])
     release = identify(sources, installation, None)
