@@ -268,10 +268,10 @@ def doctor(json: bool, debug: bool, **given: Any) -> NoReturn:
     """
 
     def run() -> ending.Ending:
-        from vllm_eagle3_patch.doctor import session
+        from vllm_eagle3_patch.doctor import invocation
 
         _doctor_usage(given)
-        return session.run(_given_where(given), given)
+        return invocation.run(_given_where(given), given)
 
     ending.run_to_end(run, command="doctor", as_json=json, debug=debug)
 
