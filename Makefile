@@ -41,6 +41,11 @@ format: $(VENV)/ready-to-lint
 matrix: $(VENV)/ready
 	$(BIN)/python -m tools.write_matrix $(RELEASE)
 
+## make doctor-table  write the table of docs/doctor.md from the rules
+.PHONY: doctor-table
+doctor-table: $(VENV)/ready
+	$(BIN)/python -m tools.write_doctor_table
+
 ## make bench    time check and apply against bare imports, as ratios
 .PHONY: bench
 bench: $(VENV)/ready

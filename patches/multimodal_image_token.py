@@ -15,25 +15,23 @@ vLLM added the Kimi-K2.5 case in its pull request 36361 (first in 0.18.0), Pixtr
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 from libcst import matchers as m
 
-from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.image_tokens import PATHS, image_tokens, mentions_of_classes
 from vllm_eagle3_patch.patch import Patch
 from vllm_eagle3_patch.sources import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import ast
+    from collections.abc import Sequence
 
     from vllm_eagle3_patch.family import FamilyModel
     from vllm_eagle3_patch.sources import Sources
-
-PATHS = ("vllm/v1/spec_decode/llm_base_proposer.py", "vllm/v1/spec_decode/eagle.py")
 
 BRANCH = """
 if {model_name} {test}:
@@ -162,44 +160,3 @@ def wanted(models: Sequence[FamilyModel]) -> dict[str, str]:
         for model in models
         if model.wrapper is not None and model.wrapper.image_token is not None
     }
-
-
-def image_tokens(module: ast.Module) -> dict[str, str]:
-    """What the proposer copies to the draft model's image token, by the class that it tests for."""
-    return {
-        name: ast.unparse(value)
-        for test, value in _branches_in(module)
-        for name in _classes(test) or ()
-    }
-
-
-def mentions_of_classes(module: ast.Module) -> set[str]:
-    """The classes that such tests name, whatever they ask of them."""
-    return {name for test, _ in _branches_in(module) for name in reading.strings(test)}
-
-
-def _branches_in(module: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Each test under which the image token is copied, and what is copied then."""
-    for node in ast.walk(module):
-        if not isinstance(node, ast.If):
-            continue
-        for statement in node.body:
-            if (
-                isinstance(statement, ast.Assign)
-                and reading.last_name(statement.targets[0]) == "image_token_index"
-            ):
-                yield node.test, statement.value
-
-
-def _classes(test: ast.expr) -> tuple[str, ...] | None:
-    """The classes for which a test is true; None for a test that may say something else."""
-    match test:
-        case ast.BoolOp(op=ast.Or(), values=parts):
-            found = [_classes(part) for part in parts]
-            if None in found:
-                return None
-            return tuple(name for names in found for name in names or ())
-        case ast.Compare(ops=[ast.Eq() | ast.In()]):
-            return tuple(reading.strings(test))
-        case _:
-            return None

@@ -15,6 +15,7 @@ from typing import Any
 import tomlkit
 
 from tools.fetch_release import fetch, releases
+from vllm_eagle3_patch.doctor import release_reading
 from vllm_eagle3_patch.facts import ModelFacts
 from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.matrix import RELEASES, SUPPORT
@@ -64,7 +65,20 @@ def describe(name: str, root: Path) -> dict[str, Any]:
             for path in EVIDENCE
             if path not in concerned and sources.exists(path)
         },
+        **_doctor(sources, sources.with_overlay(patched.contents)),
     }
+
+
+def _doctor(sources: Sources, patched: Sources) -> dict[str, Any]:
+    """What ``doctor`` reads from the source, and what of that the default set changes."""
+    targets = release_reading.architectures_of_interest(sources)
+    before = release_reading.for_matrix(release_reading.read(sources, targets))
+    after = release_reading.for_matrix(release_reading.read(patched, targets))
+    return {"doctor": before.table(), **_nonempty("doctor_patched", before.changes_to(after))}
+
+
+def _nonempty(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    return {name: table} if table else {}
 
 
 def _file(path: str, sources: Sources, patched: Patched, hardened: Patched) -> dict[str, Any]:

@@ -283,6 +283,78 @@ def matrix(json: bool, debug: bool, release: str | None) -> NoReturn:
     ending.run_to_end(run, command="matrix", as_json=json, debug=debug)
 
 
+_SIZE = click.IntRange(min=1)
+
+
+@cli.command()
+@click.argument("target", required=False)
+@click.argument("draft", required=False)
+@_where
+@click.option("--release", metavar="VERSION", help="Read this release from the matrix instead.")
+@click.option("--tensor-parallel-size", "-tp", type=_SIZE, metavar="N")
+@click.option("--pipeline-parallel-size", "-pp", type=_SIZE, metavar="N")
+@click.option("--data-parallel-size", "-dp", type=_SIZE, metavar="N")
+@click.option("--decode-context-parallel-size", "-dcp", type=_SIZE, metavar="N")
+@click.option("--max-model-len", metavar="TOKENS", help="As vLLM takes it: 131072, 128k, 128K.")
+@click.option("--dtype", metavar="TYPE")
+@click.option("--kv-cache-dtype", metavar="TYPE")
+@click.option("--attention-backend", metavar="NAME")
+@click.option("--num-speculative-tokens", type=_SIZE, metavar="N")
+@click.option("--method", metavar="NAME", help="The speculative method, such as eagle3.")
+@click.option(
+    "--serve", metavar="COMMAND", help='Take the options from a whole "vllm serve ..." command.'
+)
+@click.option(
+    "--convention",
+    type=click.Choice(["boundary", "output"]),
+    help="What the draft model's layer ids count, if you know.",
+)
+@click.option(
+    "--write-draft-config",
+    type=_folder,
+    metavar="DIR",
+    help="Write a corrected copy of the draft model's config, weights linked.",
+)
+@click.option("--metrics", metavar="URL-or-FILE", help="Read a server's counters.")
+@click.option("--previous", metavar="URL-or-FILE", help="An earlier scrape: judge the interval.")
+@_output
+def doctor(json: bool, debug: bool, **given: Any) -> NoReturn:
+    """Say before any weights load whether a target and a draft model will work together.
+
+    TARGET and DRAFT: a folder with config.json (and safetensors files, of which the headers are
+    read), a config.json, or a model id in the local Hugging Face cache. Other options are named
+    as vLLM's own; what is not given is assumed as vLLM would, and said.
+
+    \b
+    Exit code: 0 ok, 1 risky (starts, may accept badly), 4 broken (does not start, or speculates
+    to no effect), 2 a checkpoint cannot be read, 3 no vLLM.
+    """
+
+    def run() -> ending.Ending:
+        from vllm_eagle3_patch.doctor import invocation
+
+        _doctor_usage(given)
+        return invocation.run(_given_where(given), given)
+
+    ending.run_to_end(run, command="doctor", as_json=json, debug=debug)
+
+
+def _doctor_usage(given: dict[str, Any]) -> None:
+    """Refuse what does not go together."""
+    if given["release"] is not None and (given["site_packages"] or given["python"]):
+        message = "names a release of the matrix: no --site-packages or --python goes with it"
+        raise click.BadParameter(message, param_hint="--release")
+    if given["draft"] is None and (given["target"] is not None or given["metrics"] is None):
+        missing = "DRAFT" if given["target"] is not None else "TARGET and DRAFT"
+        message = f"{missing} missing: name both checkpoints, or a server with --metrics"
+        raise click.UsageError(message, click.get_current_context())
+    if given["previous"] is not None and given["metrics"] is None:
+        raise click.BadParameter("goes with --metrics", param_hint="--previous")
+    if given["write_draft_config"] is not None and given["draft"] is None:
+        message = "goes with TARGET and DRAFT"
+        raise click.BadParameter(message, param_hint="--write-draft-config")
+
+
 def main() -> NoReturn:
     """The console script."""
     cli(prog_name="vllm-eagle3-patch")

@@ -91,13 +91,32 @@ class Release:
 @cache
 def load(name: str) -> Release | None:
     """One release by its version without a local part, or None if the matrix lacks it."""
+    text = _text(name)
+    if text is None:
+        return None
+    pins, _, _ = text.partition(_DOCTOR)
+    return _release(tomllib.loads(pins))
+
+
+def load_doctor(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``doctor`` reads from a release's source, and what of that the default set changes.
+
+    Both as tables of ``doctor.engine.Engine``; empty if the matrix lacks the release.
+    """
+    data = tomllib.loads(_text(name) or "")
+    return data.get("doctor", {}), data.get("doctor_patched", {})
+
+
+_DOCTOR = "\n[doctor]\n"
+"""Where a release's file goes on with what only ``doctor`` wants; it is longer than the rest."""
+
+
+def _text(name: str) -> str | None:
     # Longer than any version is: the system refuses to look for a name of hundreds of characters.
     if not re.fullmatch(r"[0-9a-z.]{1,64}", name):
         return None
     file = RELEASES / f"{name}.toml"
-    if not file.is_file():
-        return None
-    return _release(tomllib.loads(file.read_text(encoding="utf-8")))
+    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def names() -> tuple[str, ...]:

@@ -163,6 +163,11 @@ def print_release(release: Release) -> None:
     _show(_release_blocks(release))
 
 
+def print_blocks(blocks: Iterable[Block]) -> None:
+    """Lines and tables that another module made."""
+    _show(blocks)
+
+
 def _show(blocks: Iterable[Block]) -> None:
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         _show_on_terminal(blocks)
@@ -257,6 +262,8 @@ _COLORS = {
     "passed": "green",
     "failed": "red",
     "not run": "yellow",
+    "error": "red",
+    "warning": "yellow",
 }
 
 

@@ -1,0 +1,149 @@
+"""The layer question: where ids stand, which of them are read, what they count, what is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from doctor_models import (
+    AQ_K2,
+    DEEPSEEK_V3,
+    IDS,
+    K27_CODE,
+    KIMI_K2,
+    LLAMA_DRAFT,
+    NVIDIA,
+    SPECULATORS_V3,
+    TINY,
+    changed,
+    grave,
+    nested,
+    situation,
+)
+
+from vllm_eagle3_patch.doctor.layers import in_words
+from vllm_eagle3_patch.doctor.serve_options import parse_serve
+
+
+@pytest.mark.parametrize(
+    ("release", "patched", "draft", "expected"),
+    [
+        # Nothing is read up to 0.11.0, whatever stands where.
+        ("0.11.0", False, {IDS: [2, 20, 40]}, ("top", (2, 30, 58), "ambiguous")),
+        # The top level alone is read from 0.11.1 to 0.21.0.
+        ("0.11.1", False, {IDS: [2, 20, 40]}, ("top", (2, 20, 40), "ambiguous")),
+        ("0.21.0", False, nested(2, 20, 40), ("eagle_config", (2, 30, 58), "ambiguous")),
+        # The V1 runner reads nested ids from 0.22.0 on, as they are.
+        ("0.22.0", False, nested(1, 29, 57), ("eagle_config", (1, 29, 57), "output")),
+        ("0.28.0", False, nested(1, 29, 57), ("eagle_config", (1, 29, 57), "output")),
+        # From 0.29.0 on the other runner runs, which reads layer_ids only.
+        ("0.29.0", False, nested(1, 29, 57), ("eagle_config", (2, 30, 58), "output")),
+        (
+            "0.33.0",
+            False,
+            {"eagle_config": {"layer_ids": [2, 20, 40]}},
+            ("eagle_config", (2, 20, 40), "ambiguous"),
+        ),
+        # The patch reads all places and counts outputs for what they are.
+        ("0.17.1", True, nested(1, 29, 57), ("eagle_config", (2, 30, 58), "output")),
+        ("0.17.1", True, nested(1, 14, 39), ("eagle_config", (2, 15, 40), "output")),
+        (
+            "0.17.1",
+            True,
+            {IDS: [1, 14, 39], f"{IDS}_convention": "boundary"},
+            ("top", (1, 14, 39), "boundary"),
+        ),
+        # An empty list is no list.
+        ("0.17.1", False, {IDS: []}, (None, (2, 30, 58), "default")),
+    ],
+)
+def test_what_is_used(
+    release: str,
+    patched: bool,
+    draft: dict[str, object],
+    expected: tuple[str | None, tuple[int, ...], str],
+) -> None:
+    layers = situation(draft=changed(LLAMA_DRAFT, **draft), release=release, patched=patched).layers
+    assert (layers.where, layers.used, layers.convention) == expected
+
+
+def test_the_environment_chooses_the_runner() -> None:
+    draft = changed(LLAMA_DRAFT, **nested(2, 20, 40))
+    first = situation(draft=draft, release="0.33.0")
+    assert first.layers.used == (2, 30, 58)
+    options = parse_serve("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve X")
+    assert replace(first, options=options).layers.used == (2, 20, 40)
+
+
+def test_pipeline_stages_bring_the_v1_runner_back_where_it_takes_over() -> None:
+    draft = changed(LLAMA_DRAFT, **nested(2, 20, 40))
+    assert situation(draft=draft, release="0.29.0", serve="-pp 2").newer_runner is None
+    assert situation(draft=draft, release="0.33.0", serve="-pp 2").newer_runner is not None
+
+
+def test_conventions_that_the_evidence_decides() -> None:
+    assert situation(DEEPSEEK_V3, SPECULATORS_V3).layers.convention == "boundary"
+    assert situation(draft=NVIDIA).layers.convention == "boundary"
+    assert situation(draft=changed(LLAMA_DRAFT, **{IDS: [2, 30, 61]})).layers.convention == (
+        "boundary"
+    )
+    assert situation(draft=AQ_K2).layers.convention == "ambiguous"
+    assert situation(draft=K27_CODE).layers.convention == "output"
+
+
+def test_the_sentence_says_what_happens() -> None:
+    lucky = situation(draft=K27_CODE, release="0.17.1").layers.sentence
+    assert "asks for 1, 29, 57 under eagle_config" in lucky
+    assert "default 2, 30, 58: the outputs of layers 1, 29 and 57: the same tensors, by luck" in (
+        lucky
+    )
+    off = situation(draft=K27_CODE, release="0.22.0").layers.sentence
+    assert "uses 1, 29, 57: the outputs of layers 0, 28 and 56, but the draft model wants the " in (
+        off
+    )
+    assert off.endswith("the outputs of layers 1, 29 and 57")
+
+
+def test_outputs_in_words() -> None:
+    assert in_words([1, 29, 57]) == "the outputs of layers 1, 29 and 57"
+    assert in_words([-1, 5]) == "the outputs of layers the embedding and 5"
+    assert in_words([-1]) == "the embedding"
+    assert in_words([]) == "no layers"
+
+
+def test_no_layer_count_no_layers() -> None:
+    target = changed(KIMI_K2, num_hidden_layers=None)
+    judgement = situation(target, LLAMA_DRAFT)
+    assert judgement.layers.used is None
+    assert "not known" in judgement.layers.sentence
+    assert grave(judgement)["missing-key"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("draft", "used", "codes"),
+    [
+        # Trained on boundaries 1, 4 and 6 of a target of 8 layers, and saying so.
+        ({IDS: [1, 4, 6], f"{IDS}_convention": "boundary"}, (1, 4, 6), {}),
+        # One more each: nothing says what they count.
+        ({IDS: [2, 5, 7]}, (2, 5, 7), {"aux-layers-convention": "warning"}),
+        # No list: the default.
+        ({}, (2, 4, 5), {"aux-layers-default": "warning"}),
+    ],
+)
+def test_the_three_configurations_of_the_acceptance_experiment(
+    draft: dict[str, object], used: tuple[int, ...], codes: dict[str, str]
+) -> None:
+    small = changed(
+        LLAMA_DRAFT,
+        hidden_size=512,
+        vocab_size=1024,
+        draft_vocab_size=1024,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        **draft,
+    )
+    target = changed(TINY, vocab_size=1024)
+    judgement = situation(target, small, release="0.17.1", patched=True)
+    assert judgement.layers.used == used
+    assert grave(judgement) == codes

@@ -1,0 +1,1 @@
+"""The rules: each module judges one thing, and importing it registers its rules."""
