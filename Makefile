@@ -21,7 +21,7 @@ test: $(VENV)/ready
 ## make test-runtime  real vLLM on the CPU, one release after another, or RELEASE=0.17.1; 3 to 8 GB each
 .PHONY: test-runtime
 test-runtime: $(VENV)/ready
-	$(BIN)/python -m pytest tests/runtime $(if $(RELEASE),-k "$(RELEASE)")
+	$(BIN)/python -m pytest tests/runtime --durations=8 --durations-min=60 $(if $(RELEASE),-k "$(RELEASE)")
 
 ## make lint     ruff and mypy
 .PHONY: lint

@@ -22,6 +22,7 @@ class RuntimeRelease:
         generation: What it stands for.
         apply: The options that ``apply`` needs.
         constraints: What pip must not install too new: those releases name no upper bound.
+        ahead_of_time: Whether it knows ``VLLM_USE_AOT_COMPILE`` (vllm/envs.py, 0.11.1 on).
         kimi_k25: Whether it ships Kimi-K2.5.
         mutations: Whether the patch is also broken on purpose here.
         speculation: What runs the acceptance experiment, and which of its rows (all, if the text
@@ -33,6 +34,7 @@ class RuntimeRelease:
     generation: str
     apply: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
+    ahead_of_time: bool = False
     kimi_k25: bool = False
     mutations: bool = False
     speculation: Mapping[str, str] = field(default_factory=dict)
@@ -52,12 +54,15 @@ RELEASES = (
         constraints=("transformers<4.56",),
     ),
     RuntimeRelease("0.11.0.post2", "no draft builder", constraints=("transformers<4.58",)),
-    RuntimeRelease("0.15.1", "bare Kimi-K2.5", kimi_k25=True),
-    RuntimeRelease("0.17.1", "last without support", kimi_k25=True, mutations=True),
+    RuntimeRelease("0.15.1", "bare Kimi-K2.5", ahead_of_time=True, kimi_k25=True),
+    RuntimeRelease(
+        "0.17.1", "last without support", ahead_of_time=True, kimi_k25=True, mutations=True
+    ),
     RuntimeRelease(
         "0.27.1",
         "native",
         apply=("--harden",),
+        ahead_of_time=True,
         kimi_k25=True,
         speculation={"published": "sparse-early"},
     ),
@@ -65,6 +70,7 @@ RELEASES = (
         "0.32.0",
         "native",
         apply=("--harden",),
+        ahead_of_time=True,
         kimi_k25=True,
         speculation={"published": "", "replaced": ""},
     ),
