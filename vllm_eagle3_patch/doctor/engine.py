@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 TOP = "top"
 NESTED = "eagle_config"
 NESTED_SHORT = "eagle_config.layer_ids"
+LOST = "speculators"
 """Where layer ids can stand in a draft model's config: ``eagle_aux_hidden_state_layer_ids`` at the
-top level or under ``eagle_config``, and ``layer_ids`` under ``eagle_config``."""
+top level or under ``eagle_config``, and ``layer_ids`` under ``eagle_config``. ``LOST``: at the top
+level of a speculators config whose ids do not reach the draft model's class; nobody looks there."""
 
 DEFAULT_LAYERS = ("2", "num_layers // 2", "num_layers - 3")
 """What every model of every release names by default."""
