@@ -352,6 +352,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         },
         {"rope": "warning"},
     ),
+    "another method's draft model in the speculators format": (
+        {
+            "target": DEEPSEEK_V3,
+            "draft": changed(SPECULATORS_V3, speculators_model_type="dflash"),
+            "release": "0.33.0",
+        },
+        {"draft-architecture": "error"},
+    ),
+    "one that drafts in parallel": (
+        {
+            "target": DEEPSEEK_V3,
+            "draft": changed(SPECULATORS_V3, speculators_model_type="peagle"),
+            "release": "0.33.0",
+        },
+        {"draft-architecture": "warning"},
+    ),
     "an MLA draft model with a plain rotary embedding that is taken for YaRN": (
         {"draft": changed(MLA, rope_scaling=None), "release": "0.24.0"},
         {"rope": "error"},
