@@ -122,6 +122,8 @@ def test_a_flag_does_not_take_the_next_word() -> None:
 def test_no_speculative_config_is_noticed() -> None:
     assert parse_serve("vllm serve m").speculates is False
     assert ServeOptions().speculates is None
+    # What a file of options says is not known.
+    assert parse_serve("vllm serve m --config server.yaml -tp 8").speculates is None
 
 
 def test_transfer_roles() -> None:

@@ -51,7 +51,8 @@ class ServeOptions:
         draft_model: The draft model that the speculative config names.
         newer_runner: What VLLM_USE_V2_MODEL_RUNNER says.
         mla_disabled: What VLLM_MLA_DISABLE says.
-        speculates: Whether a command line was given without a speculative config: False.
+        speculates: Whether a command line was given without a speculative config: False; None
+            too if it names a file of options, ``--config``, which is not read.
     """
 
     tensor_parallel_size: int | None = None
@@ -163,9 +164,11 @@ def parse_serve(command: str) -> ServeOptions:
         ) from error
     values: dict[str, Any] = dict(_environment(words))
     speculative: dict[str, Any] = {}
-    for name, value in _options(words):
+    options = list(_options(words))
+    for name, value in options:
         _take(name, value, values, speculative)
-    values["speculates"] = bool(speculative)
+    elsewhere = any(name == "config" for name, _ in options)
+    values["speculates"] = True if speculative else None if elsewhere else False
     values.update(_speculative_values(speculative))
     return ServeOptions(**values)
 
