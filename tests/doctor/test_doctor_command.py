@@ -272,4 +272,7 @@ def test_the_metrics_of_a_server_join_the_diagnosis(tmp_path: Path) -> None:
         alone.exit_code,
     )
     shown = run("doctor", target, draft, "--release", "0.18.0", "--metrics", scrape).stdout
+    first, second, *_ = shown.splitlines()
+    assert first.startswith(f"{alone.document['verdict']}: by the server's counters")
+    assert second.startswith("by the configs ok: ")
     assert "Likely causes" in shown
