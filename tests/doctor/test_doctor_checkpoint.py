@@ -212,6 +212,13 @@ def test_hostile_indexes(index: str, tmp_path: Path) -> None:
         read_draft(str(folder))
 
 
+def test_a_pipe_in_the_weights_place_does_not_stop_us(tmp_path: Path) -> None:
+    folder = write(tmp_path / "draft", STATED)
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="no regular file"):
+        read_draft(str(folder))
+
+
 def test_a_pipe_in_a_configs_place_does_not_stop_us(tmp_path: Path) -> None:
     folder = tmp_path / "target"
     folder.mkdir()

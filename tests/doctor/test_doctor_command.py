@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
-from doctor_models import AQ_K2, AQ_K25, K27_CODE, KIMI_K2, KIMI_K25, STATED, WEIGHTS, write
+from doctor_models import AQ_K2, AQ_K25, IDS, K27_CODE, KIMI_K2, KIMI_K25, STATED, WEIGHTS, write
 
 from command_line import run
 from conftest import small_copy
@@ -66,7 +67,40 @@ def test_an_installation_and_the_matrix_say_the_same(
         del document["where"]
         for finding in document["findings"]:
             finding["fix"] = finding["fix"].replace(f" --site-packages {source}", "")
+            finding["fix"] = finding["fix"].replace(f" --release {release}", "")
     assert installed == pinned
+
+
+def test_the_commands_of_a_fix_ask_about_the_same_vllm(
+    tmp_path: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run("doctor", *models, "--release", "0.22.0", "--json")
+    (fix,) = (f["fix"] for f in ended.document["findings"] if f["code"] == "aux-layers-convention")
+    commands = fix.partition(" # ")[0].split("; ")
+    used = []
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "vllm-eagle3-patch"
+        assert run(*words).exit_code in (0, 1)  # The verdict is on the draft model as it is.
+        again = run("doctor", models[0], words[-1], "--release", "0.22.0", "--json")
+        used.append(again.document["layers"]["used"])
+    assert used == [[2, 30, 58], [3, 31, 59]]
+
+
+def test_what_edges_need_is_done_to_the_same_vllm(tmp_path: Path) -> None:
+    target = write(tmp_path / "t", KIMI_K2)
+    draft = write(tmp_path / "d", {**STATED, IDS: [2, 30, 61]}, WEIGHTS)
+    site = doctors_copy("0.22.0", tmp_path / "site")
+    before = run("doctor", target, draft, "--site-packages", site, "--json").document
+    (fix,) = (f["fix"] for f in before["findings"] if f["code"] == "aux-layers-range")
+    program, *words = shlex.split(fix.partition(",")[0])
+    assert program == "vllm-eagle3-patch"
+    assert run(*words).exit_code == 0
+    after = run("doctor", target, draft, "--site-packages", site, "--json").document
+    assert after["verdict"] == "ok"
+    # What apply alone makes of the release is less than what is there.
+    assert after["with_patch"] is None
 
 
 def test_apply_changes_the_answer(tmp_path: Path) -> None:
@@ -238,4 +272,7 @@ def test_the_metrics_of_a_server_join_the_diagnosis(tmp_path: Path) -> None:
         alone.exit_code,
     )
     shown = run("doctor", target, draft, "--release", "0.18.0", "--metrics", scrape).stdout
+    first, second, *_ = shown.splitlines()
+    assert first.startswith(f"{alone.document['verdict']}: by the server's counters")
+    assert second.startswith("by the configs ok: ")
     assert "Likely causes" in shown

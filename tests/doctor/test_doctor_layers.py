@@ -67,6 +67,20 @@ def test_what_is_used(
     assert (layers.where, layers.used, layers.convention) == expected
 
 
+def test_ids_of_the_speculators_format_that_do_not_reach_the_draft_model() -> None:
+    other = changed(SPECULATORS_V3, **{IDS: [1, 20, 40]})
+    lost = situation(DEEPSEEK_V3, other, release="0.11.0", patched=True)
+    assert lost.layers.configured == (1, 20, 40)
+    assert (lost.layers.where, lost.layers.used) == ("top", (2, 30, 58))
+    assert grave(lost)["aux-layers-ignored"] == "warning"
+    assert "aux-layers-default" not in grave(lost)
+    same = situation(DEEPSEEK_V3, SPECULATORS_V3, release="0.11.0", patched=True)
+    assert "aux-layers-ignored" not in grave(same)
+    read = situation(DEEPSEEK_V3, other, release="0.17.1", patched=True)
+    assert read.layers.used == (1, 20, 40)
+    assert "aux-layers-ignored" not in grave(read)
+
+
 def test_the_environment_chooses_the_runner() -> None:
     draft = changed(LLAMA_DRAFT, **nested(2, 20, 40))
     first = situation(draft=draft, release="0.33.0")

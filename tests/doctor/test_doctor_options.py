@@ -74,6 +74,42 @@ def test_older_and_nested_ways_to_say_the_same() -> None:
     assert parse_serve(nested).attention_backend == "TRITON_MLA"
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "cd /models && CUDA_VISIBLE_DEVICES=0 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve m",
+        "env VLLM_USE_V2_MODEL_RUNNER=0 vllm serve m",
+        "export VLLM_USE_V2_MODEL_RUNNER=0; vllm serve m",
+        "nohup env VLLM_USE_V2_MODEL_RUNNER=0 python -m vllm.entrypoints.openai.api_server",
+        "docker run -e VLLM_USE_V2_MODEL_RUNNER=0 vllm/vllm-openai --model m",
+        "docker run --env=VLLM_USE_V2_MODEL_RUNNER=0 vllm/vllm-openai --model m",
+    ],
+)
+def test_the_environment_stands_in_many_places(before: str) -> None:
+    options = parse_serve(f"{before} -tp 8 --speculative-config {SPECULATIVE}")
+    assert options.newer_runner is False
+    assert options.tensor_parallel_size == 8
+    assert options.speculates
+
+
+def test_single_options_of_the_speculative_config() -> None:
+    options = parse_serve("vllm serve m --spec-method eagle3 --spec-model d --spec-tokens 3")
+    assert options.speculates
+    assert (options.method, options.draft_model, options.num_speculative_tokens) == (
+        "eagle3",
+        "d",
+        3,
+    )
+
+
+@pytest.mark.parametrize("option", ["-ac", "--attention-config"])
+def test_the_attention_config_by_both_its_names(option: str) -> None:
+    options = parse_serve(f"""vllm serve m {option} '{{"backend": "FLASHINFER_MLA"}}'""")
+    assert options.attention_backend == "FLASHINFER_MLA"
+    dotted = parse_serve(f"vllm serve m {option}.backend=FLASHINFER_MLA")
+    assert dotted.attention_backend == "FLASHINFER_MLA"
+
+
 def test_a_flag_does_not_take_the_next_word() -> None:
     options = parse_serve("vllm serve --enable-dbo m --trust-remote-code -tp 2")
     assert (options.enable_dbo, options.trust_remote_code, options.tensor_parallel_size) == (
@@ -86,6 +122,8 @@ def test_a_flag_does_not_take_the_next_word() -> None:
 def test_no_speculative_config_is_noticed() -> None:
     assert parse_serve("vllm serve m").speculates is False
     assert ServeOptions().speculates is None
+    # What a file of options says is not known.
+    assert parse_serve("vllm serve m --config server.yaml -tp 8").speculates is None
 
 
 def test_transfer_roles() -> None:

@@ -352,6 +352,62 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         },
         {"rope": "warning"},
     ),
+    "another method's draft model in the speculators format": (
+        {
+            "target": DEEPSEEK_V3,
+            "draft": changed(SPECULATORS_V3, speculators_model_type="dflash"),
+            "release": "0.33.0",
+        },
+        {"draft-architecture": "error"},
+    ),
+    "one that drafts in parallel": (
+        {
+            "target": DEEPSEEK_V3,
+            "draft": changed(SPECULATORS_V3, speculators_model_type="peagle"),
+            "release": "0.33.0",
+        },
+        {"draft-architecture": "warning"},
+    ),
+    "an MLA draft model with a plain rotary embedding that is taken for YaRN": (
+        {"draft": changed(MLA, rope_scaling=None), "release": "0.24.0"},
+        {"rope": "error"},
+    ),
+    "the same in Transformers 5's layout": (
+        {
+            "draft": changed(
+                MLA,
+                rope_scaling=None,
+                rope_parameters={"rope_type": "default", "rope_theta": 5e4},
+            ),
+            "release": "0.27.1",
+        },
+        {"rope": "error"},
+    ),
+    "the same where Transformers may be 4 or 5": (
+        {"draft": changed(MLA, rope_scaling=None), "release": "0.20.0"},
+        {"rope": "warning"},
+    ),
+    "the same where Transformers 4 loses its theta": (
+        {"draft": changed(MLA, rope_scaling=None), "release": "0.18.0"},
+        {"rope": "warning"},
+    ),
+    "the same with the theta that is used instead": (
+        {"draft": changed(MLA, rope_scaling=None, rope_theta=10000), "release": "0.18.0"},
+        {},
+    ),
+    "the same where the class builds what the config says": (
+        {"draft": changed(MLA, rope_scaling=None), "release": "0.28.0"},
+        {},
+    ),
+    "Transformers 5's layout where 5 is required, below a later one": (
+        {
+            "draft": changed(
+                STATED, rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
+            ),
+            "release": "0.33.0",
+        },
+        {},
+    ),
     "Transformers 5's layout in an older release": (
         {"draft": config(rope_parameters={"rope_type": "default", "rope_theta": 1e6})},
         {"rope": "warning"},
@@ -718,3 +774,14 @@ def test_a_head_that_an_old_release_does_not_share_or_keep() -> None:
     taken = situation(draft=WHOLE, release="0.11.0", weights=own)
     assert codes(taken)["lm-head"] == "warning"
     assert "lm-head" not in codes(situation(draft=WHOLE, weights=own))
+
+
+def test_past_the_window_a_release_that_makes_the_table_longer_does_not_fail() -> None:
+    short = changed(STATED, max_position_embeddings=4096)
+    old = findings(situation(draft=short, release="0.26.0"))
+    new = findings(situation(draft=short, release="0.27.0"))
+    (before,) = (f for f in old if f.code == "max-position")
+    (after,) = (f for f in new if f.code == "max-position")
+    assert "device assertion" in before.consequence
+    assert "nothing fails" in after.consequence
+    assert after.severity == "warning"

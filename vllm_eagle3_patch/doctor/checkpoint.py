@@ -330,8 +330,11 @@ def _weight_files(folder: Path, role: str) -> Iterator[str]:
 
 def _header(path: Path, role: str) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
     try:
-        with path.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise _unreadable(path, role, "it is no regular file")
+            size = os.fstat(descriptor).st_size
             length = int.from_bytes(opened.read(LENGTH), "little")
             if size < LENGTH or length > min(size - LENGTH, LARGEST_HEADER):
                 why = f"its header claims {length} bytes of a file of {size}"

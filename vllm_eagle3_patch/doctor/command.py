@@ -74,6 +74,7 @@ def diagnose(
         read.name,
         convention,
         _leading(where),
+        _leading(where) if release is None else f"--release {shlex.quote(release)}",
     )
     return Diagnosis(situation, read.release, read.where, read.patched, read.known)
 
@@ -112,7 +113,8 @@ def _installed(where: Where, target: Checkpoint) -> Read:
     if release is not None and not _as_pinned(sources, release):
         release = None  # Someone edited it: what apply makes of the release says nothing of it.
     version = installation.version or "of unknown version"
-    patched = _pinned(release.name)[1] if release is not None else None
+    hardened = release is not None and _hardened(sources, release)
+    patched = _pinned(release.name)[1] if release is not None and not hardened else None
     if patched is not None and _same(engine, patched, target.architecture):
         patched = None
     return Read(
@@ -129,6 +131,14 @@ def _as_pinned(sources: Sources, release: matrix.Release) -> bool:
     """Whether every file that patches concern is the release's, as published or as we patch it."""
     return all(
         sources.digest(path) in (pin.original, pin.patched, pin.hardened)
+        for path, pin in release.files.items()
+    )
+
+
+def _hardened(sources: Sources, release: matrix.Release) -> bool:
+    """Whether ``apply --harden`` was here: what ``apply`` alone makes of the release is less."""
+    return any(
+        pin.hardened not in (pin.original, pin.patched) and sources.digest(path) == pin.hardened
         for path, pin in release.files.items()
     )
 

@@ -199,6 +199,7 @@ def _draft_class(sources: Sources, path: str) -> DraftClass:
         refuses_embeddings=any(REFUSES_EMBEDDINGS in text for text in texts),
         vocabulary_default=_has_vocabulary_default(module),
         skips_unused_norm="input_norm." in texts,
+        forces_yarn=_forces_yarn(module),
     )
 
 
@@ -216,6 +217,20 @@ OF_INTEREST = frozenset(
     }
 )
 """The keys that rules ask for."""
+
+
+def _forces_yarn(module: ast.Module) -> bool:
+    """``...["rope_type"] = "deepseek_yarn"`` in the draft model's own file (0.18.0 to 0.27.1)."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Assign(
+                targets=[ast.Subscript(slice=ast.Constant(value="rope_type"))],
+                value=ast.Constant(value="deepseek_yarn"),
+            ):
+                return True
+            case _:
+                continue
+    return False
 
 
 def _has_vocabulary_default(module: ast.Module) -> bool:

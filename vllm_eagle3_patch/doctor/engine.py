@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 TOP = "top"
 NESTED = "eagle_config"
 NESTED_SHORT = "eagle_config.layer_ids"
+LOST = "speculators"
 """Where layer ids can stand in a draft model's config: ``eagle_aux_hidden_state_layer_ids`` at the
-top level or under ``eagle_config``, and ``layer_ids`` under ``eagle_config``."""
+top level or under ``eagle_config``, and ``layer_ids`` under ``eagle_config``. ``LOST``: at the top
+level of a speculators config whose ids do not reach the draft model's class; nobody looks there."""
 
 DEFAULT_LAYERS = ("2", "num_layers // 2", "num_layers - 3")
 """What every model of every release names by default."""
@@ -32,6 +34,8 @@ class DraftClass:
         refuses_embeddings: Whether it raises an error for a multimodal target's embeddings.
         vocabulary_default: Whether ``draft_vocab_size`` may be missing or null.
         skips_unused_norm: Whether tensors ``input_norm.*`` are passed over when no flag asks.
+        forces_yarn: Whether any ``rope_scaling`` is taken for DeepSeek's YaRN, and without one
+            ``rope_theta`` is lost.
     """
 
     path: str
@@ -43,6 +47,7 @@ class DraftClass:
     refuses_embeddings: bool = False
     vocabulary_default: bool = False
     skips_unused_norm: bool = False
+    forces_yarn: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,8 @@ class Engine:
         backend_by_environment: Whether the backend is set by ``VLLM_ATTENTION_BACKEND`` only.
         forced_backends: MLA backends that vLLM itself sets on Blackwell.
         one_page_size: Whether the KV cache manager knows one page size only.
+        raises_positions: Whether a draft model's ``max_position_embeddings`` is raised to the
+            length that is served.
         targets_metadata: Whether a draft model's attention metadata is built with the target's
             builder.
         own_embeddings: Whether a draft model's own embedding is kept where it differs.
@@ -171,6 +178,7 @@ class Engine:
     backend_by_environment: bool = False
     forced_backends: tuple[str, ...] = ()
     one_page_size: bool = False
+    raises_positions: bool = False
     targets_metadata: bool = False
     own_embeddings: bool = False
     lm_head: str = "kept"

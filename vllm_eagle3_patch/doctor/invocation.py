@@ -121,7 +121,8 @@ def _blocks(
 ) -> Iterator[Block]:
     from vllm_eagle3_patch.doctor import render_doctor
 
-    yield from render_doctor.blocks(diagnosis)
+    graver = report is not None and report.exit_code > diagnosis.exit_code
+    yield from render_doctor.blocks(diagnosis, report.exit_class if report and graver else None)
     if written is not None:
         yield from render_doctor.written_blocks(written)
     if report is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.doctor.draft_view import is_speculators
-from vllm_eagle3_patch.doctor.engine import DEFAULT_LAYERS, NESTED, NESTED_SHORT, TOP
+from vllm_eagle3_patch.doctor.engine import DEFAULT_LAYERS, LOST, NESTED, NESTED_SHORT, TOP
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ def places(draft: Checkpoint) -> dict[str, Any]:
         NESTED: draft.eagle_config.get(LAYER_IDS),
         NESTED_SHORT: draft.eagle_config.get("layer_ids"),
     }
+    if draft.speculators is not None and LAYER_IDS not in draft.config:
+        found[LOST] = draft.speculators.get(LAYER_IDS)
     return {place: value for place, value in found.items() if value not in (None, [])}
 
 
@@ -192,7 +194,7 @@ def find_layers(
             used = tuple(layer + 1 for layer in used)
     return Layers(
         configured=configured,
-        where=None if place is None else (TOP if place == TOP else NESTED),
+        where=None if place is None else (TOP if place in (TOP, LOST) else NESTED),
         place=place,
         used=used,
         read=read,

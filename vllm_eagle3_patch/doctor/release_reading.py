@@ -67,6 +67,7 @@ def read(sources: Sources, architectures: Iterable[str]) -> Engine:
         own_backend=runner_reading.own_backend(sources),
         backend_option=_has_field(config, "attention_backend"),
         backend_by_environment=not sources.exists(runner_reading.ATTENTION_CONFIG),
+        raises_positions=_raises_positions(config),
         forced_backends=runner_reading.forced_backends(sources),
         one_page_size=runner_reading.one_page_size(sources),
         targets_metadata=runner_reading.targets_metadata(sources),
@@ -142,6 +143,12 @@ def _has_field(config: ast.Module, name: str) -> bool:
         isinstance(statement, ast.AnnAssign) and reading.last_name(statement.target) == name
         for statement in owner.body
     )
+
+
+def _raises_positions(config: ast.Module) -> bool:
+    owner = reading.find_class(config, allowlist.CONFIG)
+    method = "_maybe_override_draft_max_position_embeddings"
+    return reading.find_method(owner, method) is not None
 
 
 def _requirement(sources: Sources, distribution: str) -> str:

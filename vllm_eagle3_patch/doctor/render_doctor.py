@@ -17,10 +17,19 @@ if TYPE_CHECKING:
 _BLANK = Line("")
 
 
-def blocks(diagnosis: Diagnosis) -> Iterator[Block]:
-    """The blocks of a diagnosis."""
+def blocks(diagnosis: Diagnosis, counted: str | None = None) -> Iterator[Block]:
+    """The blocks of a diagnosis.
+
+    Args:
+        diagnosis: What the configs show.
+        counted: The verdict on a server's counters, where that is the graver one.
+    """
     situation = diagnosis.situation
-    yield Line(f"{diagnosis.verdict}: {IN_WORDS[diagnosis.verdict]}", bold=True)
+    by = ""
+    if counted is not None:
+        yield Line(f"{counted}: by the server's counters, below", bold=True)
+        by = "by the configs "
+    yield Line(f"{by}{diagnosis.verdict}: {IN_WORDS[diagnosis.verdict]}", bold=True)
     if diagnosis.with_patch is not None:
         yield Line(diagnosis.with_patch.sentence, bold=True)
     elif not diagnosis.known and situation.family is not None:

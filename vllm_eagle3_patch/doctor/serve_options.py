@@ -51,7 +51,8 @@ class ServeOptions:
         draft_model: The draft model that the speculative config names.
         newer_runner: What VLLM_USE_V2_MODEL_RUNNER says.
         mla_disabled: What VLLM_MLA_DISABLE says.
-        speculates: Whether a command line was given without a speculative config: False.
+        speculates: Whether a command line was given without a speculative config: False; None
+            too if it names a file of options, ``--config``, which is not read.
     """
 
     tensor_parallel_size: int | None = None
@@ -114,6 +115,7 @@ _SHORT = {
     "dcp": "decode-context-parallel-size",
     "ep": "enable-expert-parallel",
     "sc": "speculative-config",
+    "ac": "attention-config",
 }
 _INTEGERS = (
     "tensor-parallel-size",
@@ -131,6 +133,14 @@ _SPECULATIVE = {
     "draft_tensor_parallel_size": ("draft_tensor_parallel_size", int),
     "max_model_len": ("draft_max_model_len", int),
 }
+_SPECULATIVE_OPTIONS = {
+    "speculative-model": "model",
+    "num-speculative-tokens": "num_speculative_tokens",
+    "spec-method": "method",
+    "spec-model": "model",
+    "spec-tokens": "num_speculative_tokens",
+}
+"""Options that fill one key of the speculative config (``--spec-*``: from 0.22.0 on)."""
 _HUMAN = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -152,24 +162,28 @@ def parse_serve(command: str) -> ServeOptions:
         raise ServeError(
             f"--serve: not a command line: {error}", "quote it as a shell would take it"
         ) from error
-    environment = list(_environment(words))
-    values: dict[str, Any] = dict(environment)
+    values: dict[str, Any] = dict(_environment(words))
     speculative: dict[str, Any] = {}
-    for name, value in _options(words[len(environment) :]):
+    options = list(_options(words))
+    for name, value in options:
         _take(name, value, values, speculative)
-    values["speculates"] = bool(speculative)
+    elsewhere = any(name == "config" for name, _ in options)
+    values["speculates"] = True if speculative else None if elsewhere else False
     values.update(_speculative_values(speculative))
-    values.pop("", None)
     return ServeOptions(**values)
 
 
 def _environment(words: list[str]) -> Iterator[tuple[str, Any]]:
-    """``NAME=value`` before the program; those that decide something here, in vLLM's meaning."""
+    """``NAME=value`` in vLLM's meaning, of the names that decide something here.
+
+    Anywhere: before the program, after ``cd folder &&``, ``env`` or ``export``, or behind the
+    ``-e`` or ``--env`` of a container.
+    """
     for word in words:
-        found = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", word, re.DOTALL)
+        found = re.fullmatch(r"(?:-e|--env=)?(VLLM_[A-Z0-9_]+)=(.*)", word, re.DOTALL)
         if found is None:
-            return
-        name, value = found.groups()
+            continue
+        name, value = found[1], found[2].rstrip(";")
         on = value.strip().lower() in ("1", "true")
         if name == "VLLM_USE_V2_MODEL_RUNNER":
             yield "newer_runner", on
@@ -177,8 +191,6 @@ def _environment(words: list[str]) -> Iterator[tuple[str, Any]]:
             yield "mla_disabled", on
         elif name == "VLLM_ATTENTION_BACKEND":
             yield "attention_backend", value
-        else:
-            yield "", None
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
@@ -228,10 +240,8 @@ def _take(
         speculative.update(_object(name, value))
     elif name.startswith("speculative-config."):
         speculative[name.partition(".")[2].replace("-", "_")] = value
-    elif name == "speculative-model":
-        speculative["model"] = value
-    elif name == "num-speculative-tokens":
-        speculative["num_speculative_tokens"] = value
+    elif name in _SPECULATIVE_OPTIONS:
+        speculative[_SPECULATIVE_OPTIONS[name]] = value
     elif name == "kv-transfer-config":
         values["kv_transfer_role"] = str(_object(name, value).get("kv_role", "unknown"))
     elif name.startswith("kv-transfer-config."):

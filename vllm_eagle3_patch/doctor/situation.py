@@ -41,6 +41,7 @@ class Situation:
         release: Its release as a user names it, for sentences; ``this vLLM`` if not known.
         convention: What the user states that layer ids count, None if nothing.
         where: Options that lead ``apply`` to this vLLM, such as ``--python .venv``.
+        asked: Options that lead ``doctor`` to it, such as ``--release 0.17.1``.
     """
 
     target: Checkpoint
@@ -50,6 +51,7 @@ class Situation:
     release: str = "this vLLM"
     convention: str | None = None
     where: str = ""
+    asked: str = ""
 
     @cached_property
     def draft(self) -> Checkpoint:
@@ -280,7 +282,7 @@ class Situation:
     def doctor_command(self) -> str:
         """What asks about these two checkpoints again."""
         names = (self.target.given, self.given_draft.given)
-        return f"vllm-eagle3-patch doctor {' '.join(map(shlex.quote, names))}"
+        return f"vllm-eagle3-patch doctor {' '.join(map(shlex.quote, names))} {self.asked}".rstrip()
 
 
 def derived_length(config: Mapping[str, object]) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.doctor.engine import NESTED, TOP
+from vllm_eagle3_patch.doctor.engine import LOST, NESTED, TOP
 from vllm_eagle3_patch.doctor.finding import ERROR, INFO, WARNING, Finding, report, rule
 from vllm_eagle3_patch.doctor.layers import (
     AMBIGUOUS,
@@ -53,9 +53,11 @@ def aux_layers_ignored(situation: Situation) -> Iterator[Finding]:
         {TOP: "the top level", NESTED: NESTED}.get(key, f"layer_ids under {NESTED}")
         for key in situation.keys
     )
-    where = "at the top level" if layers.place == TOP else f"under {NESTED}"
+    where = "at the top level" if layers.where == TOP else f"under {NESTED}"
     lucky = layers.used is not None and tuple(sorted(layers.used)) in layers.wanted
     said = f"reads only {reads}" if reads else "reads no layer ids at all"
+    if layers.place == LOST:
+        said = "does not get the ids of a config in the speculators format"
     yield Finding(
         "aux-layers-ignored",
         INFO if lucky else WARNING,
@@ -74,6 +76,8 @@ def aux_layers_ignored(situation: Situation) -> Iterator[Finding]:
 
 
 def _move_up(situation: Situation) -> str:
+    if situation.layers.place == LOST:
+        return "use vLLM 0.11.1 or later, which passes them on"
     boundaries = list(situation.layers.wanted[0])
     line = f'"{LAYER_IDS}": {boundaries}'
     if TOP in situation.keys:
@@ -144,7 +148,7 @@ def aux_layers_convention(situation: Situation) -> Iterator[Finding]:
             f"vLLM will use {in_words(layers.outputs_of or ())}",
             f"if it is the other one, {_OFF_BY_ONE}",
             f"{ask} --convention boundary --write-draft-config DRAFT-A; "
-            f"{ask} --convention output --write-draft-config DRAFT-B (that is {listed(second)}); "
+            f"{ask} --convention output --write-draft-config DRAFT-B # that is {listed(second)}; "
             "serve each for a while and compare position-0 acceptance with doctor --metrics",
             _EVIDENCE,
             source,
@@ -216,8 +220,7 @@ def aux_layers_range(situation: Situation) -> Iterator[Finding]:
         f"{count if kind is None or kind.last_id else count - 1}",
         "id 0 raises a TypeError; any other is passed over in silence, and fc then gets too few "
         'states: "mat1 and mat2 shapes cannot be multiplied"',
-        "vllm-eagle3-patch apply --harden (edges), or use the draft model that was trained for "
-        "this target"
+        f"{situation.harden_command}, or use the draft model that was trained for this target"
         if not outside
         else "use the draft model that was trained for this target",
         _EVIDENCE,

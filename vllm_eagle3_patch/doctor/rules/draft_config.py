@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.doctor.situation import Situation
 
 _CONFIG = "architectures of the draft model's config"
+_PARALLEL = "peagle"
 _REMOTE_TYPES = ("kimi_k2",)
 """Model types of public draft models that Transformers does not know."""
 
@@ -43,6 +44,25 @@ def draft_architecture(situation: Situation) -> Iterator[Finding]:
     """
     name, renamed = situation.draft.architecture, situation.renamed
     if not situation.eagle3 or name is None or situation.rewritten_type is not None:
+        return
+    kind = situation.given_draft.config.get("speculators_model_type", METHOD)
+    if kind != METHOD:
+        parallel = kind == _PARALLEL
+        yield Finding(
+            "draft-architecture",
+            WARNING if parallel else ERROR,
+            f'the draft model\'s speculators_model_type is "{str(kind)[:40]}", not "{METHOD}"',
+            "it drafts in parallel, which wants parallel_drafting in the speculative config and a "
+            "vLLM that knows it; that is not judged here"
+            if parallel
+            else "its class is not that of an EAGLE-3 draft model: the load fails",
+            "serve the draft model's folder by itself (vllm serve DRAFT), so that vLLM takes the "
+            "speculative config from it"
+            if parallel
+            else "use an EAGLE-3 draft model, or the method that this one is for",
+            "speculators_model_type of the draft model's config",
+            report(41, "https://github.com/vllm-project/vllm/pull/21737"),
+        )
         return
     if is_speculators(situation.given_draft) and situation.draft.speculators is None:
         yield Finding(

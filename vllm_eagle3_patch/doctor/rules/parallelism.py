@@ -204,7 +204,7 @@ def tensor_parallel(situation: Situation) -> Iterator[Finding]:
         "the target's own file for this platform captures states before they are summed over the "
         f"{situation.options.tensor_parallel} ranks",
         "the draft model is fed one rank's part: acceptance stays low",
-        "vllm-eagle3-patch apply --harden",
+        situation.harden_command,
         "forward of DeepseekV32Model",
         "vllm/models/deepseek_v32/nvidia/model.py",
     )

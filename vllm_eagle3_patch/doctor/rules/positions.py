@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.doctor.finding import ERROR, INFO, WARNING, Finding, report, rule
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
     from vllm_eagle3_patch.doctor.situation import Situation
 
+FOUR, FIVE, EITHER = "4", "5", "either"
+_THETA = 10000
+"""What get_rope takes where no ``rope_theta`` reaches it."""
 _LLAMA_DEFAULT = 2048
 """Positions that LlamaConfig has where a config names none (Transformers)."""
 
@@ -20,7 +24,8 @@ _LLAMA_DEFAULT = 2048
 def max_position(situation: Situation) -> Iterator[Finding]:
     """Sequences are served that are longer than the draft model's context window.
 
-    Report 46: the draft model's table of rotary embeddings has ``max_position_embeddings`` rows.
+    Report 46: the draft model's table of rotary embeddings has ``max_position_embeddings`` rows,
+    and from 0.27.0 on more if the server needs them.
     """
     if not situation.eagle3:
         return
@@ -30,6 +35,8 @@ def max_position(situation: Situation) -> Iterator[Finding]:
     window = _LLAMA_DEFAULT if default else own
     if served is None or window is None or window >= served:
         return
+    scaled = _kind(draft_rope(situation)) not in ("default", None)
+    raised = situation.engine.raises_positions and not scaled
     given = "--max-model-len" if situation.options.max_model_len else "the target's own length"
     yield Finding(
         "max-position",
@@ -37,8 +44,14 @@ def max_position(situation: Situation) -> Iterator[Finding]:
         f"the draft model knows {window} positions"
         + (" (Transformers' default for llama)" if default else "")
         + f", but sequences of {served} tokens will be served ({given})",
-        "past that: a device assertion (index out of bounds) in compiled graphs, wrong drafts in "
-        "eager mode; length fell from 2.30 at 2k to 1.09 at 16k for one draft model",
+        (
+            f"{situation.release} makes its table of rotary embeddings longer, so nothing fails, "
+            "but it was not trained past that"
+            if raised
+            else "past that: a device assertion (index out of bounds) in compiled graphs, wrong "
+            "drafts in eager mode"
+        )
+        + "; length fell from 2.30 at 2k to 1.09 at 16k for one draft model",
         f"--max-model-len {window}, or a draft model with a longer window",
         "max_position_embeddings of the draft model's config",
         report(46, "https://github.com/vllm-project/vllm/issues/48894"),
@@ -52,6 +65,7 @@ def rope(situation: Situation) -> Iterator[Finding]:
     Reports 15 and 45. An MLA draft model is built with DeepSeek's YaRN, which wants a ``factor``,
     wherever the type is not ``default`` (deepseek_v2.py).
     """
+    yield from _plain_in_mla(situation)
     if not situation.eagle3:
         return
     draft = situation.draft
@@ -68,23 +82,6 @@ def rope(situation: Situation) -> Iterator[Finding]:
             "\"KeyError: 'factor'\"",
             "write the target's \"rope_scaling\" into the draft model's config if it was trained "
             "with it",
-            evidence,
-            source,
-        )
-    elif situation.draft_mla and own is None:
-        five = "<5" not in situation.engine.transformers
-        yield Finding(
-            "rope",
-            WARNING if five else INFO,
-            "the draft model is MLA and has no rope_scaling: a plain rotary embedding",
-            "with Transformers 5 some releases take it for DeepSeek's YaRN and stop: \"KeyError: "
-            "'factor'\""
-            if five
-            else "none in this release",
-            'write "rope_parameters": {"rope_type": "default", "rope_theta": ...} into the draft '
-            "model's config"
-            if five
-            else "",
             evidence,
             source,
         )
@@ -120,7 +117,7 @@ def rope(situation: Situation) -> Iterator[Finding]:
             evidence,
             report(45, "https://github.com/vllm-project/speculators/pull/574"),
         )
-    if new and not old and "<5" in situation.engine.transformers:
+    if new and not old and _transformers(situation) == FOUR:
         yield Finding(
             "rope",
             WARNING,
@@ -144,6 +141,63 @@ def rope(situation: Situation) -> Iterator[Finding]:
             "rope_theta, rope_scaling of both configs",
             report(45, "https://github.com/vllm-project/speculators/pull/574"),
         )
+
+
+def draft_rope(situation: Situation) -> Any:
+    """What the draft model's config says of its rotary embedding, in either layout."""
+    return situation.draft.value("rope_parameters") or situation.draft.value("rope_scaling")
+
+
+def _transformers(situation: Situation) -> str:
+    """The major version of Transformers that the release requires: 4, 5, or either.
+
+    From 5 on ``rope_scaling`` is another name of ``rope_parameters``, which is always there.
+    """
+    required = situation.engine.transformers
+    below = re.search(r"<=?(\d+)((?:\.\d+)*)", required)
+    if below is not None and (int(below[1]), below[2].strip(".0")) <= (5, ""):
+        return FOUR
+    least = re.search(r">=(\d+)", required)
+    return FIVE if least is not None and int(least[1]) >= 5 else EITHER  # noqa: PLR2004
+
+
+def _plain_in_mla(situation: Situation) -> Iterator[Finding]:
+    """A plain rotary embedding in an MLA draft model (report 15).
+
+    Up to 0.27.1 deepseek_eagle3.py takes any ``rope_scaling`` for YaRN, which in Transformers 5 is
+    always there; without one, in Transformers 4, it loses ``rope_theta``.
+    """
+    draft, kind, own = situation.draft, situation.draft_class, draft_rope(situation)
+    plain = own is None or (_kind(own) in ("default", None) and "factor" not in own)
+    if not situation.draft_mla or not plain:
+        return
+    version = _transformers(situation)
+    theta = draft.value("rope_theta")
+    if theta is None and isinstance(own, dict):
+        theta = own.get("rope_theta")
+    severity, consequence = INFO, "none in this release"
+    if kind is not None and kind.forces_yarn:
+        if version == FIVE or draft.value("rope_scaling"):
+            severity = ERROR
+            consequence = "it is taken for DeepSeek's YaRN: \"KeyError: 'factor'\""
+        elif version == EITHER:
+            severity = WARNING
+            consequence = (
+                "with Transformers 5 it is taken for DeepSeek's YaRN: \"KeyError: 'factor'\"; with "
+                f"4 rope_theta is lost and {_THETA} used"
+            )
+        elif theta not in (None, _THETA):
+            severity = WARNING
+            consequence = f"rope_theta {theta} is lost and {_THETA} used: acceptance stays low"
+    yield Finding(
+        "rope",
+        severity,
+        "the draft model is MLA and has a plain rotary embedding",
+        consequence,
+        "" if severity == INFO else "use vLLM 0.28.0 or later, which builds it as the config says",
+        "rope_scaling (rope_parameters) of the draft model's config",
+        report(15, "https://github.com/vllm-project/vllm/pull/51092"),
+    )
 
 
 def _kind(parameters: Any) -> str | None:
