@@ -72,6 +72,6 @@ RELEASES = (
         apply=("--harden",),
         ahead_of_time=True,
         kimi_k25=True,
-        speculation={"published": "", "replaced": ""},
+        speculation={"published": "sparse", "replaced": ""},
     ),
 )
