@@ -8,13 +8,14 @@ TORCH = """
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
-float32 = "float32"
+float32, float64 = "torch.float32", "torch.float64"
 cuda = SimpleNamespace(is_initialized=lambda: False)
 
 
 class Tensor:
-    def __init__(self, rows):
+    def __init__(self, rows, dtype=float32):
         self.rows = [list(row) for row in rows]
+        self.dtype = dtype
 
     def __add__(self, other):
         pairs = zip(self.rows, other.rows)
@@ -30,6 +31,9 @@ class Tensor:
 
     def clone(self):
         return Tensor(self.rows)
+
+    def double(self):
+        return Tensor(self.rows, float64)
 
 
 def tensor(values, dtype=None, device=None):

@@ -154,9 +154,15 @@ KEEP = """            if number in self.aux_hidden_state_layers:
                     hidden_states.clone() if residual is None else hidden_states + residual
                 )
 """
+LAST = "append(hidden_states + residual)\n        hidden"
 CALL = "            hidden_states, residual = layer(positions, hidden_states, residual)\n"
 RETURN = "return (hidden_states, collected) if collected else hidden_states"
 ID = "number in self.aux_hidden_state_layers"
+
+
+def before_keeping(statement: str) -> str:
+    return KEEP.replace("collected.append(\n", f"{statement}\n                collected.append(\n")
+
 
 FAILURES: dict[str, tuple[str, Change, str]] = {
     "no interface": ("interface", (DEEPSEEK, "nn.Module, SupportsEagle3", "nn.Module"), "is false"),
@@ -185,6 +191,26 @@ FAILURES: dict[str, tuple[str, Change, str]] = {
         "aux-hidden-states",
         (DEEPSEEK, "else hidden_states + residual\n", "else hidden_states\n"),
         "id 2 gives no stream of the model",
+    ),
+    "a larger type": (
+        "aux-hidden-states",
+        (DEEPSEEK, RETURN, RETURN.replace("collected)", "[s.double() for s in collected])")),
+        "id 2 gives torch.float64, where the stream is torch.float32",
+    ),
+    "not a list": (
+        "aux-hidden-states",
+        (DEEPSEEK, RETURN, RETURN.replace("collected)", "set(collected))")),
+        "the aux hidden states are a set, not a list",
+    ),
+    "it changes what it collects": (
+        "aux-hidden-states",
+        (DEEPSEEK, KEEP, before_keeping("hidden_states.add_(hidden_states)")),
+        "collecting changes the stream that enters layer 2",
+    ),
+    "it changes what it collects, without the residual": (
+        "aux-hidden-states",
+        (DEEPSEEK, KEEP, before_keeping("residual = residual + residual")),
+        "collecting changes the stream that enters layer 2",
     ),
     "too few": (
         "aux-hidden-states",
@@ -262,6 +288,10 @@ def test_collecting_that_changes_the_result_is_found_out(prove: Prove) -> None:
         (
             ("hidden_states.clone() if", "hidden_states if"),
             "id 0 gives the stream entering layer 8",
+        ),
+        (
+            (LAST, LAST.replace("hidden_states + residual", "residual")),
+            "id 8 gives no stream of the model",
         ),
         (("if len(self.layers) in", "if False and len(self.layers) in"), "4 aux hidden states"),
     ],

@@ -86,12 +86,15 @@ class Loaded(NamedTuple):
 class Residuals:
     """Stand-ins for the layers and the last norm, which record the stream that enters each.
 
-    They write where vLLM's fused add and norm writes, so that a state that is kept without a copy
-    is wrong at the end. All values are small integers: sums are exact in any order.
+    In place, they write where vLLM's fused add and norm writes, so that a state that is kept
+    without a copy is wrong at the end. Out of place, they leave what they are given as it is, as
+    other implementations do, so that a state that only their writing makes right is wrong too.
+    All values are small integers: sums are exact in any order.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, *, in_place: bool) -> None:
         self.torch = torch
+        self.in_place = in_place
         self.streams: list[Any] = []
         self.layers = [self._layer(number) for number in range(NUM_LAYERS)]
 
@@ -110,9 +113,16 @@ class Residuals:
     def norm(self, hidden_states: Any, residual: Any = None) -> Any:
         """In place of the last norm, fused with the last addition."""
         self._enter(hidden_states, residual)
+        hidden_states, residual = self._written(hidden_states, residual)
         residual.add_(hidden_states)
         hidden_states.fill_(-1.0)
         return hidden_states, residual
+
+    def _written(self, hidden_states: Any, residual: Any) -> tuple[Any, Any]:
+        """What is written to: what was given, or copies of it."""
+        if self.in_place:
+            return hidden_states, residual
+        return hidden_states.clone(), None if residual is None else residual.clone()
 
     def _enter(self, hidden_states: Any, residual: Any) -> None:
         stream = hidden_states.clone() if residual is None else hidden_states + residual
@@ -121,6 +131,7 @@ class Residuals:
     def _layer(self, number: int) -> Any:
         def forward(positions: Any, hidden_states: Any, residual: Any, *_: Any) -> Any:
             self._enter(hidden_states, residual)
+            hidden_states, residual = self._written(hidden_states, residual)
             if residual is None:
                 residual = hidden_states  # up to 0.10.2, and from 0.25.0 on, without a copy
             else:
@@ -344,14 +355,14 @@ def _methods(loaded: Loaded) -> str:
 
 def _aux_hidden_states(torch: Any, loaded: Loaded, edges: Sequence[str]) -> str:
     with torch.no_grad(), _single_rank(loaded):
-        plain, _ = _run(torch, loaded, None)
+        plain, streams = _run(torch, loaded, None)
         if isinstance(plain, (tuple, list)):
             raise FailedError("with no ids set, forward does not return a plain tensor")
         ids = _default_ids(torch, loaded)
-        _compare(torch, loaded, ids, plain)
+        _compare(torch, loaded, ids, plain, streams)
         proven = f"ids {', '.join(map(str, ids))} of {NUM_LAYERS} layers"
         if loaded.inner.forward.__module__ in edges:
-            _compare(torch, loaded, (0, *ids, NUM_LAYERS), plain)
+            _compare(torch, loaded, (0, *ids, NUM_LAYERS), plain, streams)
             proven += f", with 0 and {NUM_LAYERS}"
     return f"{proven}: the streams that entered"
 
@@ -367,7 +378,7 @@ def _default_ids(torch: Any, loaded: Loaded) -> tuple[int, ...]:
     return DEFAULT_IDS
 
 
-def _model(torch: Any, loaded: Loaded) -> tuple[Any, Residuals]:
+def _model(torch: Any, loaded: Loaded, *, in_place: bool = True) -> tuple[Any, Residuals]:
     """The outermost model, made without any constructor but torch's own."""
 
     def made(owner: Any) -> Any:
@@ -378,7 +389,7 @@ def _model(torch: Any, loaded: Loaded) -> tuple[Any, Residuals]:
     # torch's own __call__ in place of the one that compiles (support_torch_compile).
     plain = {"__call__": torch.nn.Module.__call__, "__module__": loaded.inner.__module__}
     inner = made(type(loaded.inner.__name__, (loaded.inner,), plain))
-    stand_ins = Residuals(torch)
+    stand_ins = Residuals(torch, in_place=in_place)
     config = SimpleNamespace(hidden_size=HIDDEN_SIZE, num_hidden_layers=NUM_LAYERS)
     for name, value in (
         ("config", config),
@@ -462,9 +473,11 @@ def _single_rank(loaded: Loaded) -> Iterator[None]:
             names.update(replaced)
 
 
-def _run(torch: Any, loaded: Loaded, ids: tuple[int, ...] | None) -> tuple[Any, list[Any]]:
+def _run(
+    torch: Any, loaded: Loaded, ids: tuple[int, ...] | None, *, in_place: bool = True
+) -> tuple[Any, list[Any]]:
     """A forward of the outermost model, and the streams that entered its layers and its norm."""
-    outermost, stand_ins = _model(torch, loaded)
+    outermost, stand_ins = _model(torch, loaded, in_place=in_place)
     if ids is not None:
         getattr(outermost, SET_LAYERS)(ids)
     tokens = torch.tensor(list(range(NUM_TOKENS)), device="cpu")
@@ -481,20 +494,37 @@ def _run(torch: Any, loaded: Loaded, ids: tuple[int, ...] | None) -> tuple[Any, 
     return result, stand_ins.streams
 
 
-def _compare(torch: Any, loaded: Loaded, ids: tuple[int, ...], plain: Any) -> None:
-    result, streams = _run(torch, loaded, ids)
-    if not isinstance(result, tuple) or len(result) != 2:  # noqa: PLR2004
-        raise FailedError("with ids set, forward returns no (hidden_states, aux_hidden_states)")
-    hidden_states, states = result
-    if not torch.equal(hidden_states, plain):
-        raise FailedError("collecting changes the hidden states that forward returns")
+def _compare(
+    torch: Any, loaded: Loaded, ids: tuple[int, ...], plain: Any, streams: Sequence[Any]
+) -> None:
+    """With these ids, forward gives the streams, and all else is as it is without any ids."""
+    for in_place in (True, False):
+        result, entered = _run(torch, loaded, ids, in_place=in_place)
+        if not isinstance(result, tuple) or len(result) != 2:  # noqa: PLR2004
+            raise FailedError("with ids set, forward returns no (hidden_states, aux_hidden_states)")
+        hidden_states, states = result
+        if not torch.equal(hidden_states, plain):
+            raise FailedError("collecting changes the hidden states that forward returns")
+        for layer_id, stream in enumerate(entered):
+            if not torch.equal(stream, streams[layer_id]):
+                raise FailedError(f"collecting changes the stream that enters layer {layer_id}")
+        _compare_states(torch, ids, states, entered)
+
+
+def _compare_states(torch: Any, ids: tuple[int, ...], states: Any, streams: Sequence[Any]) -> None:
+    if not isinstance(states, (list, tuple)):
+        raise FailedError(f"the aux hidden states are a {type(states).__name__}, not a list")
     if len(states) != len(ids):
         raise FailedError(f"{len(states)} aux hidden states for ids {ids}")
-    for index, layer_id in enumerate(ids):
-        if not torch.equal(states[index], streams[layer_id]):
-            taken = [k for k, stream in enumerate(streams) if torch.equal(states[index], stream)]
+    for state, layer_id in zip(states, ids):  # noqa: B905  Python 3.9 has no strict
+        if not torch.equal(state, streams[layer_id]):
+            taken = [k for k, stream in enumerate(streams) if torch.equal(state, stream)]
             what = f"the stream entering layer {taken[0]}" if taken else "no stream of the model"
             raise FailedError(f"id {layer_id} gives {what}")
+        if state.dtype != streams[layer_id].dtype:
+            raise FailedError(
+                f"id {layer_id} gives {state.dtype}, where the stream is {streams[layer_id].dtype}"
+            )
 
 
 # allowlist
