@@ -354,7 +354,7 @@ def test_without_an_interpreter_it_is_wrong_usage(environment: Installation) -> 
 # The command line: a real release's files, and an interpreter that answers as it is told
 
 ANSWERS = """#!{real}
-import json, os, sys
+import json, os, sys, time
 
 if "def prove(" not in sys.argv[3]:
     os.execv({real!r}, [{real!r}, *sys.argv[1:]])
@@ -363,6 +363,10 @@ with open({told!r}) as file:
     told = json.load(file)
 with open({log!r}, "a") as file:
     file.write(json.dumps(request) + "\\n")
+if told.get("hangs"):
+    with open(told["hangs"], "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
 if told.get("dies"):
     sys.exit("Segmentation fault")
 models = []
@@ -672,6 +676,50 @@ def test_apply_puts_everything_back_if_it_is_interrupted(
     assert server.run("apply", "--verify").exit_code == 130
     after = {path: e for path, e in snapshot(server.root).items() if not path.startswith(STATE)}
     assert after == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_apply_puts_everything_back_if_a_signal_ends_it(
+    number: signal.Signals, server: Server, tmp_path: Path
+) -> None:
+    before = snapshot(server.root)
+    child, temporary = tmp_path / "child", tmp_path / "temporary"
+    temporary.mkdir()
+    server.tell(hangs=str(child))
+    command = [sys.executable, "-m", "vllm_eagle3_patch", "apply", "--verify", "--json"]
+    with subprocess.Popen(
+        [*command, "--python", str(server.python)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as process:
+        while not (child.exists() and child.read_text()):
+            time.sleep(0.01)
+        process.send_signal(number)
+        output, _ = process.communicate()
+    assert process.returncode == json.loads(output)["exit_code"] == 128 + number
+    assert_gone(child)
+    assert list(temporary.iterdir()) == []
+    after = {path: e for path, e in snapshot(server.root).items() if not path.startswith(STATE)}
+    assert after == before
+    assert server.run("check").exit_code == 1
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_that_is_ignored_stays_so(
+    ignored: signal.Signals, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(*_: object, **__: object) -> Verification:
+        os.kill(os.getpid(), ignored)
+        return Verification(1, 1, gpu_context=False, models=())
+
+    monkeypatch.setattr("vllm_eagle3_patch.verify.verify", send)
+    before = signal.signal(ignored, signal.SIG_IGN)
+    try:
+        assert server.run("apply", "--verify").exit_code == 0
+        assert signal.getsignal(ignored) is signal.SIG_IGN
+    finally:
+        signal.signal(ignored, before)
 
 
 def test_apply_runs_what_is_in_place_already(server: Server) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -21,13 +22,15 @@ import click
 from vllm_eagle3_patch.errors import PatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
     from typing import TextIO
 
     from vllm_eagle3_patch.report import Report
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+_ENDING = (signal.SIGHUP, signal.SIGTERM)  # a lost connection, and what asks it to end
 
 _PROGRAM = "vllm-eagle3-patch"
 _UNHARMED = "no file was left half-changed"
@@ -61,6 +64,43 @@ class Ending:
         return cls(report.exit_code, report.document, show, is_diff and report.diff is None)
 
 
+class EndedBySignalError(KeyboardInterrupt):
+    """The system asks us to end: that is undone and tidied up as an interruption is.
+
+    Args:
+        number: The signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def _raising_signals() -> Iterator[None]:
+    """Let the signals that would end us at once raise instead, the first of them only.
+
+    One that is ignored, as under ``nohup``, stays so.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        raise EndedBySignalError(number)
+
+    before: list[signal.Signals] = []
+    try:
+        with contextlib.suppress(ValueError):  # Only the main thread may, and only it is told.
+            for number in _ENDING:
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, end)
+                    before.append(number)
+        yield
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def run_to_end(
     run: Callable[[], Ending], *, command: str, as_json: bool, debug: bool, dry_run: bool = False
 ) -> NoReturn:
@@ -72,7 +112,8 @@ def run_to_end(
             _print_problem(command, code, name, message, hint, dry_run=dry_run)
 
     try:
-        ending = run()
+        with _raising_signals():
+            ending = run()
         code = ending.exit_code
         if as_json:
             _print(partial(render.print_json, ending.document()), code)
@@ -87,8 +128,8 @@ def run_to_end(
         if as_json:
             _print(partial(render.print_json, _error_document(error, command, dry_run)), code)
         _tell(partial(render.print_error, error))
-    except KeyboardInterrupt:
-        code = INTERRUPTED
+    except KeyboardInterrupt as interruption:
+        code = getattr(interruption, "exit_code", INTERRUPTED)
         document(code, "interrupted-by-user", f"interrupted; {_UNHARMED}", "run it again")
         _tell_line(f"interrupted; {_UNHARMED}")
     except click.ClickException:

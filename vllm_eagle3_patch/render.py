@@ -150,7 +150,8 @@ def _spinner() -> Iterator[Callable[[str], None]]:
     try:
         yield tell
     finally:
-        status.stop()
+        with suppress(OSError):  # The terminal may be gone.
+            status.stop()
 
 
 def print_matrix(releases: Sequence[Release]) -> None:
