@@ -166,6 +166,16 @@ def before_keeping(statement: str) -> str:
 
 FAILURES: dict[str, tuple[str, Change, str]] = {
     "no interface": ("interface", (DEEPSEEK, "nn.Module, SupportsEagle3", "nn.Module"), "is false"),
+    "nobody to ask for it": (
+        "interface",
+        (INTERFACES, "def supports_eagle3", "def other"),
+        "and no supports_eagle3 to ask",
+    ),
+    "it ends Python": (
+        "aux-hidden-states",
+        (DEEPSEEK, RETURN, "raise SystemExit(0)"),
+        "SystemExit: 0",
+    ),
     "no method": (
         "methods",
         (DEEPSEEK, "def get_eagle3_aux", "def get_eagle3_other"),
@@ -341,6 +351,9 @@ def test_without_a_protocol_the_methods_alone_count(prove: Prove) -> None:
     checks = prove(
         TEXT,
         (INTERFACES, "def supports_eagle3", "def other"),
+        (INTERFACES, "class SupportsEagle3", "class Other"),
+        (INTERFACES, "isinstance(model, SupportsEagle3)", "False"),
+        (DEEPSEEK, "import SupportsEagle3", "import Other as SupportsEagle3"),
     )
     assert checks["interface"]["ok"] is None
     assert "no protocol" in checks["interface"]["detail"]
@@ -403,7 +416,10 @@ def test_what_vllm_itself_lacks_is(prove: Prove) -> None:
     assert found["image-token"]["ok"] is True
 
 
-@pytest.mark.parametrize("line", ["import vllm.no_such_module\n", "no_such_name\n"])
+@pytest.mark.parametrize(
+    "line",
+    ["import vllm.no_such_module\n", "no_such_name\n", "raise SystemExit\n"],
+)
 def test_a_broken_file_of_the_models_is_told_of_each(line: str, prove: Prove) -> None:
     found = prove(TEXT, (DEEPSEEK, "", line))
     assert found["import"]["ok"] is False

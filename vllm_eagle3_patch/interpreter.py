@@ -310,7 +310,9 @@ def _read_until(
                         raise question.failed(f"{name} does not answer as Python does")
     code = _exit_code(process, deadline)
     if code == 0:
-        raise question.failed(f"{name} does not answer as Python does")
+        silent = f"exited with code 0 and no answer{_after(question)}"
+        how = silent if _after(question) else "does not answer as Python does"
+        raise question.failed(f"{name} {how}")
     how = f"exited with code {code}" if code > 0 else f"was killed by signal {-code}"
     lines = complaint.decode(errors="replace").strip().splitlines()
     why = f": {one_line(lines[-1].strip())}" if lines else ""

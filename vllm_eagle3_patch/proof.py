@@ -198,7 +198,7 @@ def _import_outer() -> None:
     """
     try:
         importlib.import_module(DEEPSEEK)
-    except Exception as failure:
+    except BaseException as failure:
         if _kind(failure) != "error":
             raise
 
@@ -267,7 +267,7 @@ def _outcome(name: str, check: Callable[[], str]) -> dict[str, Any]:
         ok, detail = None, str(reason)
     except FailedError as failure:
         ok, detail = False, str(failure)
-    except Exception as failure:
+    except BaseException as failure:  # A module may say sys.exit(): the others are still asked.
         ok, detail = False, said(failure)
     return {"name": name, "ok": ok, "detail": " ".join(detail.split())}
 
@@ -314,8 +314,10 @@ def _protocol() -> Any:
 
 def _interface(loaded: Loaded) -> str:
     supports = getattr(importlib.import_module(INTERFACES), "supports_eagle3", None)
-    if supports is None:
+    if _protocol() is None:
         raise NotApplicableError("this release has no protocol SupportsEagle3 (up to 0.10.0)")
+    if supports is None:
+        raise FailedError(f"{INTERFACES} has SupportsEagle3, and no supports_eagle3 to ask")
     if not supports(loaded.owner):
         raise FailedError(f"supports_eagle3({loaded.owner.__name__}) is false")
     return f"supports_eagle3({loaded.owner.__name__}) is true"

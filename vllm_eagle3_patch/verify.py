@@ -193,7 +193,7 @@ def verify(
         progress(f"importing vLLM {version} with {one_line(python)} (8 to 16 s) ...")
     question = Question(
         script="proof.py",
-        purpose="while importing vLLM",
+        purpose="while importing vLLM or running its models",
         timeout=timeout,
         hint=_see_why(python),
         largest_output=_LARGEST_OUTPUT,
