@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +221,19 @@ def test_an_endless_output_is_no_answer(
     monkeypatch.setattr("vllm_eagle3_patch.verify._LARGEST_OUTPUT", 100_000)
     change(environment, INIT, "while True: print('x' * 1000)")
     assert "does not answer as Python does" in failure(environment).message
+
+
+def test_what_someone_else_writes_to_the_temporary_folder_changes_nothing(
+    environment: Installation, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    with monkeypatch.context() as patched_os:
+        patched_os.setattr("os.rmdir", refuse)
+        assert proven(environment).models[0].ok is True
+    for left in temporary.iterdir():
+        shutil.rmtree(left)
 
 
 # No process is left
@@ -739,6 +754,26 @@ def test_apply_requires_only_what_lacks_nothing(server: Server) -> None:
     assert ended.exit_code == 0
     models = {m["architecture"]: m["ok"] for m in ended.document["verification"]["models"]}
     assert (models[TEXT], models[WRAPPER]) == (True, False)
+
+
+def test_a_full_temporary_folder_is_told(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = snapshot(server.root)
+    make = Path.mkdir
+
+    def full(path: Path, *more: Any, **named: Any) -> None:
+        if path.name == "triton_cache_dir":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make(path, *more, **named)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    for command in (["verify"], ["apply", "--verify"]):
+        ended = server.run_json(*command)
+        assert ended.exit_code == 7
+        (problem,) = ended.document["problems"]
+        assert problem["code"] == "disk-full"
+        assert "triton_cache_dir: No space left on device" in problem["message"]
+    after = {path: e for path, e in snapshot(server.root).items() if not path.startswith(STATE)}
+    assert after == before
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--diff"])

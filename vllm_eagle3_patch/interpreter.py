@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,6 +202,7 @@ def answer_to(
 
     Raises:
         VllmNotFoundError: It cannot be run or does not answer.
+        NotWritableError: The temporary folder takes nothing more.
     """
     nonce = secrets.token_hex(16)
     begin, end = f"begin-{nonce}".encode(), f"end-{nonce}".encode()
@@ -221,7 +222,10 @@ def as_path(text: str) -> Path:
 @contextlib.contextmanager
 def _empty_folder() -> Iterator[str]:
     try:
-        folder = tempfile.TemporaryDirectory(prefix="vllm-eagle3-patch-")
+        # What someone else still writes there does not change what was answered.
+        folder = tempfile.TemporaryDirectory(
+            prefix="vllm-eagle3-patch-", ignore_cleanup_errors=True
+        )
     except OSError:
         yield _NO_FOLDER
     else:
@@ -229,14 +233,21 @@ def _empty_folder() -> Iterator[str]:
             yield name
 
 
+def _make_folders(places: Iterable[str]) -> None:
+    from vllm_eagle3_patch.os_errors import explained  # `check` needs none of it.
+
+    with explained():
+        for place in places:
+            Path(place).mkdir()
+
+
 def _run(command: list[str], environment: dict[str, str], end: bytes, question: Question) -> bytes:
     """Run until ``end`` was printed, and return the standard output."""
     name = one_line(command[0])
     with _empty_folder() as folder:
         private = {key: str(Path(folder, key.lower())) for key in question.private}
-        if folder != _NO_FOLDER:
-            for place in private.values():
-                Path(place).mkdir()
+        if private and folder != _NO_FOLDER:
+            _make_folders(private.values())
         try:
             process = subprocess.Popen(
                 command,

@@ -177,6 +177,7 @@ def verify(
         WrongUsageError: No interpreter is known, as with ``--site-packages``.
         VllmNotFoundError: It cannot import vLLM (code ``cannot-import``), imports another one, or
             takes too long (code ``timeout``).
+        NotWritableError: The temporary folder takes nothing more.
     """
     python = interpreter_of(installation)
     started = time.monotonic()
