@@ -335,6 +335,12 @@ def test_a_model_passes_if_its_forward_was_run_and_nothing_fails(
     assert result(TEXT, **checks).ok is ok
 
 
+def test_what_could_not_be_run_counts_as_not_proven() -> None:
+    loaded = {"import": True, "interface": None, "methods": True, "allowlist": False}
+    assert len(result(TEXT, **loaded).applicable) == 3
+    assert len(result(TEXT, **loaded | {"import": None, "methods": None}).applicable) == 4
+
+
 @pytest.mark.parametrize(
     ("check", "missing", "made", "explained"),
     [

@@ -317,7 +317,7 @@ def _verification_blocks(verification: Verification, assessment: Assessment) -> 
                 (
                     model.architecture,
                     result,
-                    f"{len(model.proven)} of {len(model.proven) + len(model.failed)}",
+                    f"{len(model.proven)} of {len(model.applicable)}",
                 )
                 for model, result in results
             ),

@@ -104,6 +104,11 @@ class ModelResult:
         return tuple(check for check in self.checks if check.ok is False)
 
     @property
+    def applicable(self) -> tuple[CheckResult, ...]:
+        """The checks that say something of it; all of them if its class could not be tried."""
+        return (*self.proven, *self.failed) if self.loaded else self.checks
+
+    @property
     def loaded(self) -> bool:
         """Whether its class could be tried at all; ``import`` is the first check."""
         return not self.checks or self.checks[0].ok is not None
