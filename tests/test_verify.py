@@ -29,6 +29,7 @@ from fake_vllm import INIT, MODELS
 from vllm_eagle3_patch.classify import Assessment, FileStatus
 from vllm_eagle3_patch.errors import VllmNotFoundError, WrongUsageError
 from vllm_eagle3_patch.facts import ModelFacts
+from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.find import Installation
 from vllm_eagle3_patch.lock import exclusive
 from vllm_eagle3_patch.processes import is_running
@@ -551,8 +552,28 @@ def test_a_model_that_could_not_be_run_changes_nothing(server: Server) -> None:
     assert "does not apply: allowlist: seen\\nso\n" in ended.stdout
     assert "not apply: methods" not in ended.stdout
     assert ended.stdout.splitlines()[-1] == f"Proven by running it, for: {WRAPPER}."
-    ended = server.run("verify", "--model", TEXT)
-    assert ended.stdout.splitlines()[-1] == "Proven by running it, for: no model."
+
+
+def test_where_no_model_could_be_run_nothing_is_proven(server: Server) -> None:
+    server.run("apply")
+    not_run: dict[str, bool | None] = dict.fromkeys(("import", *UNPATCHED), None)
+    server.tell({TEXT: not_run, WRAPPER: not_run})
+    ended = server.run_json("verify", "--model", TEXT)
+    assert ended.exit_code == 3
+    assert ended.document["problems"][0]["code"] == "nothing-proven"
+    assert "seen" in ended.document["problems"][0]["message"]
+    shown = server.run("verify", "--model", TEXT)
+    assert shown.stdout.splitlines()[-1] == "Nothing is proven: no model could be run."
+
+
+def test_apply_is_undone_where_nothing_could_be_proven(server: Server) -> None:
+    before = snapshot(server.root)
+    not_run: dict[str, bool | None] = dict.fromkeys(("import", *UNPATCHED), None)
+    server.tell({model.architecture: not_run for model in FAMILY})
+    ended = server.run_json("apply", "--verify")
+    assert ended.exit_code == 6
+    assert ended.document["problems"][0]["message"].startswith("nothing is proven")
+    assert snapshot(server.root) == before
 
 
 def test_more_than_one_failure_is_counted(server: Server) -> None:

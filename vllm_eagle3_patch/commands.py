@@ -118,7 +118,20 @@ def verify(where: Where, options: Options, verifying: Verifying) -> Report:
             problem = Problem(VerificationError.default_code, _named(failures), hint)
             code = VerificationError.exit_code
             decided = replace(decided, exit_code=code, problems=(problem, *decided.problems))
+        elif decided.exit_code == 0 and not any(model.ok for model in verification.models):
+            problem = Problem("nothing-proven", _unproven(verification.models), _WHERE_TO_VERIFY)
+            code = VllmNotFoundError.exit_code
+            decided = replace(decided, exit_code=code, problems=(problem, *decided.problems))
         return _report("verify", assessment, decided, verification=verification)
+
+
+_WHERE_TO_VERIFY = "install in that environment what it lacks, or verify where the server runs"
+
+
+def _unproven(models: Sequence[ModelResult]) -> str:
+    """Why no model could be run, by the first one's first check that could not."""
+    reasons = (check.detail for model in models for check in model.checks if check.ok is None)
+    return f"nothing is proven, as no model could be run: {next(reasons, 'there is none')}"
 
 
 def _needs_interpreter(where: Where) -> None:
@@ -250,6 +263,11 @@ def _verified(
         failed = VerificationError(
             _named(failures), f"{undone}; please report this with the vLLM version"
         )
+        failed.verification = verification
+        raise failed
+    tried = [model for model in verification.models if model.architecture in complete]
+    if tried and not any(model.ok for model in tried):
+        failed = VerificationError(_unproven(tried), f"{undone}; {_WHERE_TO_VERIFY}")
         failed.verification = verification
         raise failed
     return verification

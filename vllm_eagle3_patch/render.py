@@ -51,6 +51,7 @@ _CLOSING = {
     ("revert", 1): "Nothing was written. The same command without --dry-run reverts these.",
     ("verify", 0): "Proven by running it, for: {proven}.",
     ("verify", 1): "To make EAGLE-3 ready for {candidates}:",
+    ("verify", 3): "Nothing is proven: no model could be run.",
     ("verify", 6): "What should work does not: see what failed above.",
 }
 
@@ -356,7 +357,7 @@ def _closing(report: Report) -> Iterator[Line]:
     facts = report.assessment.facts
     models = report.verification.models if report.verification is not None else ()
     closing = _CLOSING[ending].format(
-        proven=", ".join(m.architecture for m in models if m.ok) or "no model",
+        proven=", ".join(m.architecture for m in models if m.ok),
         ready=", ".join(f.architecture for f in facts if f.ready) or "what was selected",
         candidates=", ".join(
             f.architecture for f in facts if f.architecture in report.candidates and not f.ready
