@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
+import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,12 @@ KEPT = "VLLM_EAGLE3_PATCH_ENVIRONMENTS"
 """Names a folder in which environments are kept and used again, for whoever works on these tests.
 Without it each one is removed: they take 3 to 8 GB."""
 
+MINUTES = "VLLM_EAGLE3_PATCH_MINUTES"
+"""After so many minutes no other release is begun: its tests are skipped, and counted so. Without
+it every release is run."""
+
 _proofs: list[Proof] = []
+_started = time.monotonic()
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +38,15 @@ def cache() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def removals() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Environments that are being removed; all are gone at the end."""
+    running: list[subprocess.Popen[bytes]] = []
+    yield running
+    for process in running:
+        assert process.wait() == 0
+
+
+@pytest.fixture(scope="session")
 def trained() -> Iterator[Path]:
     """The models of the acceptance experiment; the first release that speculates trains them."""
     with tempfile.TemporaryDirectory(prefix="vllm-eagle3-patch-models-") as folder:
@@ -39,9 +54,14 @@ def trained() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", params=RELEASES, ids=lambda release: release.version)
-def environment(request: pytest.FixtureRequest, cache: Path) -> Iterator[Environment]:
+def environment(
+    request: pytest.FixtureRequest, cache: Path, removals: list[subprocess.Popen[bytes]]
+) -> Iterator[Environment]:
     """A release, installed."""
     release: RuntimeRelease = request.param
+    minutes = os.environ.get(MINUTES)
+    if minutes and time.monotonic() - _started > 60 * float(minutes):
+        pytest.skip(f"not begun, as more than {minutes} minutes had passed")
     kept = os.environ.get(KEPT)
     folder = Path(kept or tempfile.mkdtemp(prefix="vllm-eagle3-patch-")) / release.version
     environment = Environment(folder, release)
@@ -51,7 +71,8 @@ def environment(request: pytest.FixtureRequest, cache: Path) -> Iterator[Environ
         yield environment
     finally:
         if not kept:
-            shutil.rmtree(folder.parent, ignore_errors=True)
+            # Beside the next release: there are some 60,000 files, and that takes minutes.
+            removals.append(subprocess.Popen(["rm", "-rf", str(folder.parent)]))
 
 
 @pytest.fixture(scope="session")
