@@ -42,7 +42,7 @@ class Proof:
             with one cache folder, in the order in which they were run.
         verification: What our ``verify`` says.
         checked: What our ``check`` says after ``apply``.
-        reverted: Whether every file was as before after ``revert``.
+        left_changed: The files that were not as before after ``revert``.
         survived: The mutations that nothing noticed.
         speculation: The acceptance experiment's figures, by what speculated: vLLM as published, or
             ours in the place of its own support.
@@ -55,7 +55,7 @@ class Proof:
     compiled: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     verification: dict[str, Any] = field(default_factory=dict)
     checked: dict[str, Any] = field(default_factory=dict)
-    reverted: bool = False
+    left_changed: list[str] = field(default_factory=list)
     survived: list[str] = field(default_factory=list)
     speculation: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -145,7 +145,7 @@ class Prover:
         if self.release.mutations:
             proof.survived = [m.name for m in mutations.MUTATIONS if not self._noticed(m)]
         environment.tool("revert")
-        proof.reverted = environment.sources() == published
+        proof.left_changed = _differing(published, environment.sources())
         if "replaced" in self.release.speculation:
             proof.speculation["replaced"] = self._replaced(published)
         return proof
@@ -224,6 +224,10 @@ class Prover:
         finally:
             for file, content in broken.items():
                 file.write_bytes(content)
+
+
+def _differing(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
+    return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
 
 def is_exact(on: dict[str, Any]) -> bool:

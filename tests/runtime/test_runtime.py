@@ -108,4 +108,4 @@ def test_speculation_is_as_simulated(proof: Proof) -> None:
 
 
 def test_revert_brings_every_file_back(proof: Proof) -> None:
-    assert proof.reverted
+    assert proof.left_changed == []
