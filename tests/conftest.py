@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,18 @@ def small_copy(release: str, destination: Path) -> Path:
 def site_packages(tmp_path: Path) -> Path:
     """vLLM 0.17.1, as far as this tool looks at it."""
     return small_copy("0.17.1", tmp_path / "site-packages")
+
+
+@pytest.fixture(autouse=True)
+def signals_are_heard() -> None:
+    """Started in the background or under ``nohup``, the tests would inherit ignored signals."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGTERM, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

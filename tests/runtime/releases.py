@@ -39,11 +39,6 @@ class RuntimeRelease:
     mutations: bool = False
     speculation: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def native(self) -> bool:
-        """Whether vLLM has the interface itself there, and is only mended."""
-        return "--harden" in self.apply
-
 
 RELEASES = (
     RuntimeRelease(
