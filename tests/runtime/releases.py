@@ -23,6 +23,9 @@ class RuntimeRelease:
         apply: The options that ``apply`` needs.
         constraints: What pip must not install too new: those releases name no upper bound.
         ahead_of_time: Whether it knows ``VLLM_USE_AOT_COMPILE`` (vllm/envs.py, 0.11.1 on).
+        graph_key: Whether torch's cache has the same key for the traced graph before and after the
+            patch. On 0.15.1 and with torch 2.13 it was another one, for a reason that is not known
+            yet; torch 2.6 keeps no such cache.
         kimi_k25: Whether it ships Kimi-K2.5.
         mutations: Whether the patch is also broken on purpose here.
         speculation: What runs the acceptance experiment, and which of its rows (all, if the text
@@ -35,6 +38,7 @@ class RuntimeRelease:
     apply: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     ahead_of_time: bool = False
+    graph_key: bool = False
     kimi_k25: bool = False
     mutations: bool = False
     speculation: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +46,12 @@ class RuntimeRelease:
 
 RELEASES = (
     RuntimeRelease(
-        "0.17.1", "last without support", ahead_of_time=True, kimi_k25=True, mutations=True
+        "0.17.1",
+        "last without support",
+        ahead_of_time=True,
+        graph_key=True,
+        kimi_k25=True,
+        mutations=True,
     ),
     RuntimeRelease(
         "0.32.0",
@@ -52,7 +61,9 @@ RELEASES = (
         kimi_k25=True,
         speculation={"published": "sparse", "replaced": ""},
     ),
-    RuntimeRelease("0.11.0.post2", "no draft builder", constraints=("transformers<4.58",)),
+    RuntimeRelease(
+        "0.11.0.post2", "no draft builder", constraints=("transformers<4.58",), graph_key=True
+    ),
     RuntimeRelease("0.15.1", "bare Kimi-K2.5", ahead_of_time=True, kimi_k25=True),
     RuntimeRelease(
         "0.27.1",
