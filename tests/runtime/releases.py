@@ -66,14 +66,6 @@ RELEASES = (
     ),
     RuntimeRelease("0.15.1", "bare Kimi-K2.5", ahead_of_time=True, kimi_k25=True),
     RuntimeRelease(
-        "0.27.1",
-        "native",
-        apply=("--harden",),
-        ahead_of_time=True,
-        kimi_k25=True,
-        speculation={"published": "sparse-early"},
-    ),
-    RuntimeRelease(
         "0.10.2.post2",
         "protocol, engine cannot mix",
         apply=("--interface-only",),
@@ -84,6 +76,14 @@ RELEASES = (
         "before the protocol",
         apply=("--interface-only",),
         constraints=("transformers<4.54",),
+    ),
+    RuntimeRelease(
+        "0.27.1",
+        "native",
+        apply=("--harden",),
+        ahead_of_time=True,
+        kimi_k25=True,
+        speculation={"published": "sparse-early"},
     ),
 )
 """In the order in which they are run: where time is short, the last ones are left."""
