@@ -31,6 +31,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from vllm_eagle3_patch import reading
+from vllm_eagle3_patch.allowlist import PATHS as CONFIGS
 from vllm_eagle3_patch.codemod import AnchoredCodemod, matching
 from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.layer_ids import CONFIG, METHOD, ConfigCodemod, decides
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.family import FamilyModel
     from vllm_eagle3_patch.sources import Sources
 
-# In each release the class SpeculativeConfig is in one of these.
-CONFIGS = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py")
 NEWER_RUNNER = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
 
 READER = "_get_eagle3_aux_layers_from_config"

@@ -259,18 +259,16 @@ def _verified(
         for model, check in unexpected(verification, assessment)
         if model.architecture in complete
     ]
-    if failures:
-        failed = VerificationError(
-            _named(failures), f"{undone}; please report this with the vLLM version"
-        )
-        failed.verification = verification
-        raise failed
     tried = [model for model in verification.models if model.architecture in complete]
-    if tried and not any(model.ok for model in tried):
-        failed = VerificationError(_unproven(tried), f"{undone}; {_WHERE_TO_VERIFY}")
-        failed.verification = verification
-        raise failed
-    return verification
+    if failures:
+        message, advice = _named(failures), "please report this with the vLLM version"
+    elif tried and not any(model.ok for model in tried):
+        message, advice = _unproven(tried), _WHERE_TO_VERIFY
+    else:
+        return verification
+    failed = VerificationError(message, f"{undone}; {advice}")
+    failed.verification = verification
+    raise failed
 
 
 def revert(where: Where, *, force: bool = False, dry_run: bool = False) -> Report:

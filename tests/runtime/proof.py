@@ -14,7 +14,6 @@ from runtime.remove_native_support import remove
 if TYPE_CHECKING:
     from runtime.releases import RuntimeRelease
 
-NUM_LAYERS = 8
 SETS = ("0,2,4,5,8", "1,4,6")
 """Aux layers: 0, 2, n // 2, n - 3 and n; and three sparse ones, as a draft model has."""
 

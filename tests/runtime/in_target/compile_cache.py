@@ -64,7 +64,6 @@ def run(target: Path, draft: Path) -> dict[str, Any]:
         "hash": vllm_config.speculative_config.compute_hash(),
         "tensors": len(differences),
         "largest_difference": max(differences),
-        "graphs": _graphs(Path(vllm_config.compilation_config.cache_dir or "/nonexistent").parent),
     }
 
 
@@ -74,11 +73,6 @@ def _compile_as_on_a_gpu(config: Any) -> None:
     config.backend = "inductor"
     config.compile_sizes = config.compile_sizes or []
     config.splitting_ops = config.splitting_ops or []
-
-
-def _graphs(cache: Path) -> int:
-    """How many folders of compiled graphs there are."""
-    return sum(folder.is_dir() for folder in cache.glob("*")) if cache.is_dir() else 0
 
 
 if __name__ == "__main__":
