@@ -23,6 +23,11 @@ test: $(VENV)/ready
 test-runtime: $(VENV)/ready
 	$(BIN)/python -m pytest tests/runtime --durations=8 --durations-min=60 $(if $(RELEASE),-k "$(RELEASE)")
 
+## make safety   write docs/safety.md: what the tests tried to make it lose a file, and how it ended
+.PHONY: safety
+safety: $(VENV)/ready
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m safety --write-safety
+
 ## make lint     ruff and mypy
 .PHONY: lint
 lint: $(VENV)/ready-to-lint

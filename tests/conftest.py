@@ -8,8 +8,24 @@ from pathlib import Path
 
 import pytest
 
+import safety_table
+from safety_table import tried as tried  # a fixture
 from tools.fetch_release import fetch
 from vllm_eagle3_patch import matrix
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-safety", action="store_true", help="write docs/safety.md")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    safety_table.configure(config)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tried" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.safety)
 
 
 def small_copy(release: str, destination: Path) -> Path:

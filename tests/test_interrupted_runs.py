@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fault_injection import BEFORE, EACH, failing_at, killed_at, points_of
+from safety_table import Tried
 from small_installation import (
     LINKED,
     NEW,
@@ -154,7 +155,7 @@ def leftovers_of_a_run(root: Path) -> list[str]:
 
 @pytest.mark.parametrize(RUN, PLAIN_RUNS + OTHER_RUNS)
 def test_killed_anywhere(
-    tmp_path: Path, prepare: Action, run: Action, before: Contents, after: Contents
+    tmp_path: Path, prepare: Action, run: Action, before: Contents, after: Contents, tried: Tried
 ) -> None:
     case = Case(tmp_path, prepare)
     moments = EACH if run is apply_old_to_new else BEFORE
@@ -178,6 +179,13 @@ def test_killed_anywhere(
     assert ends == {True, False}
     assert contents(root) == after
     case.assert_ended(root, before, after)
+    tried(
+        "Killed",
+        f"{run.__name__.replace('_', ' ')}, at every change to the file system",
+        how="SIGKILL before (apply: and after) each; the recovery that follows is killed too",
+        count=number,
+        result="wholly undone or wholly done; revert gets the original tree back",
+    )
 
 
 @pytest.mark.parametrize(RUN, PLAIN_RUNS)
