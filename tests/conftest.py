@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import safety_table
-from safety_table import tried as tried  # a fixture
+from safety_table import tried
 from tools.fetch_release import fetch
 from vllm_eagle3_patch import matrix
+
+__all__ = ["tried"]  # a fixture
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

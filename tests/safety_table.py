@@ -1,8 +1,8 @@
 """The table of ``docs/safety.md``: what the tests tried, how, how often, and how it ended.
 
-A test says with the fixture ``tried`` what it has seen come out well, after its assertions. Those of
-tests that passed become rows. ``make safety`` writes the file; every run in which all these tests
-ran compares it, all but the counts, which depend on the file system.
+A test says with the fixture ``tried`` what it has seen come out well, after its assertions. What
+tests that passed say becomes rows. ``make safety`` writes the file; every run of all tests compares
+it, all but the counts, which depend on the file system.
 """
 
 from __future__ import annotations
