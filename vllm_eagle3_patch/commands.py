@@ -25,7 +25,7 @@ from vllm_eagle3_patch.report import Report
 from vllm_eagle3_patch.traces import has_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from vllm_eagle3_patch.transaction import KeptAside
@@ -178,9 +178,9 @@ def apply(
             diff = _plan_diff(decided) if show_diff else None
             return _report(
                 "apply",
-                assessment,
+                _forcing(assessment, force=options.force),
                 decided,
-                notes=notes,
+                notes=notes + _overwrites(assessment, decided),
                 changed=_paths(decided),
                 diff=diff,
                 dry_run=True,
@@ -205,7 +205,12 @@ def _apply(
         if verifying is not None and decided.exit_code == 0:
             verification = _verified(installation, assessment, verifying, "nothing was changed")
         return _report(
-            "apply", assessment, decided, notes=notes, changed=(), verification=verification
+            "apply",
+            _forcing(assessment, force=options.force),
+            decided,
+            notes=notes,
+            changed=(),
+            verification=verification,
         )
     from vllm_eagle3_patch import transaction
 
@@ -226,6 +231,7 @@ def _apply(
         stale=tuple(status.path for status in assessment.files if status.stale),
     )
     after = classify(installation)
+    notes += _patched_as_edited(assessment, decided, "was patched as it is; revert brings it back")
     notes += _kept(result.kept_aside) + _restart(installation.root)
     return _report(
         "apply",
@@ -314,10 +320,13 @@ def _revert(
         f"kept, but the manifest does not say of what: {path}; put it back by hand, or delete it"
         for path in result.unclaimed
     )
-    notes += _kept(result.kept_aside)
+    if dry_run:
+        notes += _would_keep(kept.path for kept in result.kept_aside)
+    else:
+        notes += _kept(result.kept_aside)
     if result.reverted and not dry_run:
         notes += _restart(installation.root)
-    after = assessment if dry_run else classify(installation)
+    after = _forcing(assessment, force=force) if dry_run else classify(installation)
     return Report(
         "revert",
         1 if dry_run and result.reverted else 0,
@@ -449,6 +458,45 @@ def _kept(kept_aside: Sequence[KeptAside]) -> tuple[str, ...]:
     return tuple(
         f"a copy of the edited {kept.path} is in {kept.copy}; delete it when you do not need it"
         for kept in kept_aside
+    )
+
+
+def _overwrites(assessment: Assessment, decided: Plan) -> tuple[str, ...]:
+    """What ``--force`` would overwrite or build upon, before it is done."""
+    as_edited = "would be patched as it is; revert would bring it back"
+    return _patched_as_edited(assessment, decided, as_edited) + _would_keep(
+        change.path for change in decided.changes if change.keep_aside
+    )
+
+
+def _patched_as_edited(assessment: Assessment, decided: Plan, what: str) -> tuple[str, ...]:
+    states = {status.path: status.state for status in assessment.files}
+    return tuple(
+        f"{change.path}, which someone else changed, {what}"
+        for change in decided.changes
+        if states[change.path] == "modified" and not change.keep_aside
+    )
+
+
+def _would_keep(paths: Iterable[str]) -> tuple[str, ...]:
+    from vllm_eagle3_patch.state_folder import FOLDER
+
+    return tuple(
+        f"the edited {path} would be replaced, and a copy of it kept in {FOLDER}" for path in paths
+    )
+
+
+def _forcing(assessment: Assessment, *, force: bool) -> Assessment:
+    """Where ``--force`` was given, nobody is told to give it."""
+    if not force:
+        return assessment
+    given = "--force was given: what becomes of it is said in a note, or it stays as it is"
+    return replace(
+        assessment,
+        problems=tuple(
+            replace(problem, hint=given) if problem.code == "modified" else problem
+            for problem in assessment.problems
+        ),
     )
 
 
