@@ -6,6 +6,7 @@ source holds.
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ def remove_bytecode(root: Folder, path: str) -> None:
     for folder in _caches(root, parent):
         with folder:
             for cached in filter(compiled.fullmatch, folder.names()):
+                if _is_folder(folder, cached):
+                    continue  # Python cannot have written it, and does not read it.
                 try:
                     filesystem.remove(folder, cached)
                 except PermissionError:
@@ -45,7 +48,7 @@ def _caches(root: Folder, parent: str) -> Iterator[Folder]:
     prefix = os.environ.get("PYTHONPYCACHEPREFIX")
     if prefix:
         source = root.path.absolute() / parent
-        places = sorted({source, source.resolve()})
+        places = sorted({source, Path(os.path.realpath(source))})
         openings += [partial(Folder.at, Path(prefix, *place.parts[1:])) for place in places]
     for opening in openings:
         try:
@@ -53,6 +56,11 @@ def _caches(root: Folder, parent: str) -> Iterator[Folder]:
         except (FileNotFoundError, NotADirectoryError):
             continue  # No interpreter that we know of keeps anything there.
         yield folder
+
+
+def _is_folder(folder: Folder, name: str) -> bool:
+    status = folder.status(name)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _is_used_unchecked(folder: Folder, name: str) -> bool:

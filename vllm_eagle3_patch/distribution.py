@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_eagle3_patch.site_folder import PACKAGE
+from vllm_eagle3_patch.site_folder import PACKAGE, one_line
 
 _ANCHOR = f"{PACKAGE}/__init__.py".encode()
 _TELLING_FILES = (f"{PACKAGE}/_version.py", f"{PACKAGE}/__init__.py")
@@ -189,9 +189,9 @@ def _read(info: Path, *, recorded: bool, editable: bool) -> Distribution:
         for line in head.decode(errors="replace").split("\n"):
             key, _, value = line.partition(":")
             if key.lower() == "name":
-                name = value.strip()
+                name = one_line(value.strip())
             elif key.lower() == "version":
-                version = value.strip()
+                version = one_line(value.strip())
     installer = info / "INSTALLER"
     return Distribution(
         info=info,

@@ -44,14 +44,13 @@ def _operation(name: str, path: Path) -> Iterator[None]:
 
 def make_directory(folder: Folder, name: str, mode: int) -> None:
     """Make a directory of exactly this mode, whatever the umask."""
-    path = folder.path / name
-    with _operation("mkdir", path):
-        os.mkdir(name, mode, dir_fd=folder.descriptor)
-    status = folder.status(name)
-    if status is None or stat.S_IMODE(status.st_mode) & 0o777 != mode:
-        # A umask without read permission for the user would keep him from opening it.
-        with _operation("fchmod", path):
-            os.chmod(name, mode, dir_fd=folder.descriptor)
+    with _operation("mkdir", folder.path / name):
+        # To change the mode afterwards would be to change that of whatever has the name by then.
+        umask = os.umask(0)
+        try:
+            os.mkdir(name, mode, dir_fd=folder.descriptor)
+        finally:
+            os.umask(umask)
 
 
 def create_file(folder: Folder, name: str) -> int:
@@ -120,14 +119,29 @@ def copy_symlink(folder: Folder, name: str, other: Folder, new: str) -> None:
     path = other.path / new
     with _operation("symlink", path):
         os.symlink(os.readlink(name, dir_fd=folder.descriptor), new, dir_fd=other.descriptor)
-    made = os.stat(new, dir_fd=other.descriptor, follow_symlinks=False)
-    owner = (status.st_uid, status.st_gid)
-    if (made.st_uid, made.st_gid) != owner:
-        with passing_over({errno.EPERM, errno.EINVAL}), _operation("fchown", path):
-            os.chown(new, *owner, dir_fd=other.descriptor, follow_symlinks=False)
-    with _operation("utimensat", path):
-        times = (status.st_atime_ns, status.st_mtime_ns)
-        os.utime(new, ns=times, dir_fd=other.descriptor, follow_symlinks=False)
+    with naming(path):
+        made = os.open(new, os.O_PATH | os.O_NOFOLLOW, dir_fd=other.descriptor)
+    try:
+        _make_link_like(made, status, path)
+    finally:
+        os.close(made)
+
+
+def _make_link_like(made: int, like: os.stat_result, path: Path) -> None:
+    """Give a symbolic link, opened with ``O_PATH``, the owner and the times of another one."""
+    status = os.fstat(made)
+    # A file with a second name may be anybody's: it is not the one that was just made.
+    if not stat.S_ISLNK(status.st_mode) or status.st_nlink != 1:
+        raise OSError(errno.EINVAL, "was replaced by someone else meanwhile", os.fspath(path))
+    # The kernel's name for what is open: no name in a folder is looked up, no link followed.
+    opened = f"/proc/self/fd/{made}"
+    owner = (like.st_uid, like.st_gid)
+    if (status.st_uid, status.st_gid) != owner:
+        refused = {errno.EPERM, errno.EINVAL, errno.ENOENT}
+        with passing_over(refused), _operation("fchown", path):
+            os.chown(opened, *owner)
+    with passing_over({errno.ENOENT}), _operation("utimensat", path):
+        os.utime(opened, ns=(like.st_atime_ns, like.st_mtime_ns))
 
 
 def replace(folder: Folder, name: str, other: Folder, new: str) -> None:

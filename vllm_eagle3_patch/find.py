@@ -204,7 +204,7 @@ def _installation(lookup: Lookup, chosen_by: str, python: str | None, who: str) 
     root = package.parent
     try:
         provider = distribution_of(root, lookup.path)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise _broken_metadata(root, error) from error
     is_checkout = any((root / name).is_file() for name in ("pyproject.toml", "setup.py"))
     return Installation(
@@ -230,7 +230,7 @@ def _version_in_source(package: Path) -> str | None:
                 re.MULTILINE,
             )
             if found:
-                return found[1].decode(errors="replace")
+                return one_line(found[1].decode(errors="replace"))
     return None
 
 

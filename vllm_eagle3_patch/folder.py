@@ -15,9 +15,14 @@ from types import TracebackType
 
 NOT_SUPPORTED = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 # What says that no file can be read under a name: nothing is there, or something else.
-GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
-# They hold a hash or a signature of the content, which is what changes.
-ATTRIBUTES_OF_CONTENT = {"security.ima", "security.evm"}
+GONE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENAMETOOLONG, errno.EFBIG}
+)
+LARGEST_FILE = 2 * 1024 * 1024
+"""Bytes. The largest Python file of any release is 0.5 MB; more is not vLLM's source."""
+# They hold a hash or a signature of the content, which is what changes; and nobody is to get root
+# to give a file capabilities, as little as a set-user-id mode.
+NOT_COPIED = {"security.ima", "security.evm", "security.capability"}
 
 
 @contextmanager
@@ -122,7 +127,7 @@ class Folder:
         with naming(self.path / name):
             return os.readlink(name, dir_fd=self.descriptor)
 
-    def snapshot(self, name: str, *, follow: bool = False, limit: int | None = None) -> Snapshot:
+    def snapshot(self, name: str, *, follow: bool = False, limit: int = LARGEST_FILE) -> Snapshot:
         """Read a regular file; with ``follow``, also through a symbolic link.
 
         Raises:
@@ -135,8 +140,6 @@ class Folder:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise OSError(errno.EINVAL, "is not a regular file")
-                if limit is not None and status.st_size > limit:
-                    raise OSError(errno.EFBIG, f"is larger than {limit} bytes")
                 attributes = Attributes(
                     mode=stat.S_IMODE(status.st_mode),
                     owner=(status.st_uid, status.st_gid),
@@ -144,7 +147,10 @@ class Folder:
                     extended=extended_attributes(descriptor),
                 )
                 with os.fdopen(descriptor, "rb", closefd=False) as file:
-                    return Snapshot(file.read(), attributes, status)
+                    data = file.read(limit + 1)
+                if len(data) > limit:
+                    raise OSError(errno.EFBIG, f"is larger than {limit} bytes")
+                return Snapshot(data, attributes, status)
             finally:
                 os.close(descriptor)
 
@@ -169,7 +175,7 @@ def extended_attributes(descriptor: int) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     if hasattr(os, "listxattr"):
         with passing_over(NOT_SUPPORTED):
-            for name in set(os.listxattr(descriptor)) - ATTRIBUTES_OF_CONTENT:
+            for name in set(os.listxattr(descriptor)) - NOT_COPIED:
                 with passing_over({errno.ENODATA, errno.EPERM, errno.EACCES}):
                     found[name] = os.getxattr(descriptor, name)
     return found

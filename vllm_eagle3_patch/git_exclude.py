@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_eagle3_patch import filesystem
-from vllm_eagle3_patch.folder import Attributes, Folder
+from vllm_eagle3_patch.folder import GONE, Attributes, Folder, passing_over
 from vllm_eagle3_patch.state_folder import FOLDER
 
 BLOCK = f"\n# vllm-eagle3-patch keeps the original files there\n/{FOLDER}*/\n".encode()
@@ -68,10 +68,9 @@ def _info_folder(root: Folder) -> Iterator[Folder | None]:
     """
     place = _git_directory(root)
     owner = os.fstat(root.descriptor).st_uid
-    try:
+    folder = None
+    with passing_over(GONE):
         folder = None if place is None else Folder.at(place)
-    except (FileNotFoundError, NotADirectoryError):
-        folder = None
     if folder is None:
         yield None
         return
@@ -92,11 +91,19 @@ def _git_directory(root: Folder) -> Path | None:
         return None
     if stat.S_ISDIR(status.st_mode):
         return root.path / ".git"
-    text = os.fsdecode(root.snapshot(".git", limit=2**16).data)
+    text = _path_in(root, ".git") or ""
     if not text.startswith("gitdir:"):
         return None
     directory = root.path / text.removeprefix("gitdir:").strip()
-    common = directory / "commondir"
-    if common.is_file():
-        return directory / os.fsdecode(common.read_bytes()).strip()
-    return directory
+    with passing_over(GONE), Folder.at(directory) as folder:
+        common = _path_in(folder, "commondir")
+        return directory if common is None else directory / common
+    return None
+
+
+def _path_in(folder: Folder, name: str) -> str | None:
+    """Return the path that a file of git's holds, None if there is none."""
+    with passing_over(GONE):
+        text = os.fsdecode(folder.snapshot(name, limit=2**16).data).strip()
+        return None if "\0" in text else text
+    return None

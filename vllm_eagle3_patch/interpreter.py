@@ -126,7 +126,7 @@ def interpreter_of_program(program: Path, environ: Mapping[str, str]) -> Path:
             # pip and uv write this where a path is too long for the first line, or holds a blank.
             if "dirname" in second:  # uv's relocatable environments
                 name = re.search(r"/'?(python[\w.]*)", second)
-                words = [str(program.resolve().parent / name[1])] if name else []
+                words = [str(Path(os.path.realpath(program)).parent / name[1])] if name else []
             else:
                 words = shlex.split(second)[1:]
     except (OSError, ValueError) as error:

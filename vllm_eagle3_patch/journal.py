@@ -6,6 +6,7 @@ said by giving the journal another name.
 """
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from vllm_eagle3_patch.state_folder import (
 )
 
 APPLY, REVERT = "apply", "revert"
+_TOKEN = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -150,17 +152,18 @@ def _read(fields: Fields) -> Journal:
     before, after = _manifest(fields, "before"), _manifest(fields, "after")
     operation = fields.one_of("operation", APPLY, REVERT)
     known = (before if operation == REVERT else after) or None
-    files = []
+    files: list[Replacement] = []
     for item in fields.each("files"):
         before_it = item.optional_digest if operation == REVERT else item.digest
         replacement = Replacement(
             item.path("path"), before_it("before"), item.digest("after"), item.flag("aside")
         )
-        if known is None or replacement.path not in known.files:
+        seen = {file.path for file in files}
+        if known is None or replacement.path not in known.files or replacement.path in seen:
             raise item.wrong("path")
         files.append(replacement)
     token = fields.text("token")
-    if not token.isalnum():
+    if not _TOKEN.fullmatch(token):
         raise fields.wrong("token")
     return Journal(
         operation,

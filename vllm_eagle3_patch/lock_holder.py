@@ -10,12 +10,14 @@ Limits: two hosts of one name that share a file system without sharing its kerne
 for one host that was started again.
 """
 
+import errno
 import fcntl
 import os
+import stat
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from vllm_eagle3_patch.folder import Folder
+from vllm_eagle3_patch.folder import Folder, naming
 from vllm_eagle3_patch.processes import PROC, is_running, started_at
 from vllm_eagle3_patch.records import SCHEMA, StateCorruptError, decode, encode
 
@@ -74,14 +76,21 @@ def living_holder(lock: Folder, now: int) -> Holder | None:
 
 def living(lock: Folder, token: str, now: int) -> Holder | None:
     """Return whose record this is, None if he is dead."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        record = os.open(token, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=lock.descriptor)
+        with naming(lock.path / token):
+            record = os.open(token, flags, dir_fd=lock.descriptor)
     except FileNotFoundError:
         return None
-    with os.fdopen(record, "rb") as file:
-        age = now - os.fstat(record).st_mtime_ns
+    try:
+        status = os.fstat(record)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", os.fspath(lock.path / token))
         kernel = _kernel_lock(record)
-        holder = _holder(file.read(_LARGEST_RECORD))
+        age = now - status.st_mtime_ns
+        holder = _holder(os.read(record, _LARGEST_RECORD))
+    finally:
+        os.close(record)
     return holder if _is_alive(holder, kernel, age) else None
 
 

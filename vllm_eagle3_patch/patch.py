@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vllm_eagle3_patch.errors import AnchorNotFoundError, UnsupportedError, VerificationError
 from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.sources import parse
+from vllm_eagle3_patch.sources import not_too_deep, parse, too_deep
 
 if TYPE_CHECKING:
     import ast
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.family import FamilyModel
     from vllm_eagle3_patch.sources import Sources
 
+
+MOST_OPERANDS = 1000
+"""Of one ``and`` or ``or``; vLLM's longest has about ten."""
 
 _REGISTERED: list[Callable[[], Patch]] = []
 
@@ -109,12 +112,18 @@ class Patch(ABC):
             UnsupportedError: The file is not Python, or LibCST cannot reproduce it exactly.
             VerificationError: The result does not satisfy the postcondition.
         """
+        with not_too_deep(path):
+            return self._applied(content, path, models, protocol)
+
+    def _applied(
+        self, content: bytes, path: str, models: Sequence[FamilyModel], protocol: bool
+    ) -> bytes:
         if self.holds(parse(content, path), models, path=path, protocol=protocol):
             return content
         from libcst.codemod import CodemodContext
 
-        tree = _tree(content, path)
         codemod = self.codemod(path)(CodemodContext(filename=path), models, protocol)
+        tree = _tree(content, path)
         # transform_module would clone the tree for metadata, which no codemod here asks for.
         changed = codemod.transform_module_impl(tree).bytes
         if not self.holds(parse(changed, path), models, path=path, protocol=protocol):
@@ -127,8 +136,16 @@ class Patch(ABC):
 
 
 def _tree(content: bytes, path: str) -> libcst.Module:
+    import ast
+
     import libcst
 
+    # LibCST's parser calls itself for each, and where its stack ends it ends the process.
+    if any(
+        isinstance(node, ast.BoolOp) and len(node.values) > MOST_OPERANDS
+        for node in ast.walk(parse(content, path))
+    ):
+        raise too_deep(path)
     try:
         tree = libcst.parse_module(content)
     except (libcst.ParserSyntaxError, UnicodeDecodeError, LookupError) as error:

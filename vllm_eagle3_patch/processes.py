@@ -18,7 +18,7 @@ def running_with(root: Path) -> tuple[int, ...]:
         root: The folder that holds the package folder ``vllm``.
     """
     found = []
-    places = {Path(os.path.abspath(root)), root.resolve()}  # noqa: PTH100  links are kept
+    places = {Path(os.path.abspath(root)), _real(root)}  # noqa: PTH100  links are kept
     for process in _processes():
         try:
             if _same_mounts(process) and (_maps(process, places) or _runs(process, places)):
@@ -92,7 +92,12 @@ def _runs(process: Path, places: set[Path]) -> bool:
     if interpreter is None:
         return False
     prefix = interpreter.parent.parent
-    return any({prefix, prefix.resolve()} & _environments(place) for place in places)
+    return any({prefix, _real(prefix)} & _environments(place) for place in places)
+
+
+def _real(path: Path) -> Path:
+    """Return a path without links; unlike ``Path.resolve`` also where links lead in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def _program(arguments: list[str]) -> str | None:

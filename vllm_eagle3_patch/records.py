@@ -1,6 +1,7 @@
 """Reading JSON that anybody may have damaged or forged: every field is checked before use."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from vllm_eagle3_patch.errors import PatchError
 
 SCHEMA = 1
 LARGEST_NUMBER = 2**63 - 1
+LATEST_TIME_NS = LARGEST_NUMBER * 10**9
 LARGEST_DOCUMENT = 16 * 2**20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PATH = re.compile(r"vllm(/[^/\0]+)+")
@@ -65,6 +67,15 @@ def decode(data: bytes, where: str, restore: str) -> "Fields":
     return fields
 
 
+def _has_bytes(text: str) -> bool:
+    """Whether the system has bytes for a text: not for each half of a surrogate pair."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Fields:
     """A JSON object whose fields are checked as they are taken.
 
@@ -83,9 +94,9 @@ class Fields:
         return StateCorruptError(f"{self._where} is damaged: {key!a}", self._restore)
 
     def text(self, key: str) -> str:
-        """Return a string."""
+        """Return a string that could be the name of a file."""
         value = self._value.get(key)
-        if not isinstance(value, str) or "\0" in value:
+        if not isinstance(value, str) or "\0" in value or not _has_bytes(value):
             raise self.wrong(key)
         return value
 
@@ -128,6 +139,13 @@ class Fields:
         """Return a whole number from 0 to ``largest``."""
         value = self._value.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
+            raise self.wrong(key)
+        return value
+
+    def time(self, key: str) -> int:
+        """Return nanoseconds since 1970, or before it, that a system can give to a file."""
+        value = self._value.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or abs(value) > LATEST_TIME_NS:
             raise self.wrong(key)
         return value
 

@@ -69,7 +69,11 @@ def print_json(document: Any) -> None:
 
 
 def print_diff(text: str) -> None:
-    """A diff on standard output, byte for byte."""
+    """A diff on standard output, byte for byte; a terminal is shown what it would obey."""
+    if sys.stdout.isatty():
+        for line in text.removesuffix("\n").split("\n"):
+            sys.stdout.write("\t".join(map(printable, line.split("\t"))) + "\n")
+        return
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
     sys.stdout.buffer.flush()

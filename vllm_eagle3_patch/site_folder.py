@@ -122,7 +122,8 @@ def unique(folders: Iterable[Path]) -> list[Path]:
 
 def _pth_lines(folder: Path) -> Iterator[str]:
     for file in sorted(folder.iterdir()):
-        if file.suffix == ".pth" and not file.name.startswith("."):
+        # Python passes over what is no file, and would wait for a pipe.
+        if file.suffix == ".pth" and not file.name.startswith(".") and os.path.isfile(file):
             for line in file.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines():
                 yield os.fsdecode(line.rstrip())
 
@@ -159,7 +160,7 @@ def _mapped_package(hook: Path) -> Iterator[Path]:
                 mapping = ast.literal_eval(node.value)
                 if PACKAGE in mapping:
                     yield Path(mapping[PACKAGE])
-    except (SyntaxError, ValueError, TypeError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise VllmNotFoundError(
             f"cannot read the editable installation in {one_line(hook)}: {one_line(error)}",
             "install the checkout again, or name the checkout itself with --site-packages",

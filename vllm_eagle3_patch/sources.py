@@ -6,17 +6,16 @@ import hashlib
 import os
 import stat
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.errors import NotWritableError, UnsupportedError
+from vllm_eagle3_patch.folder import LARGEST_FILE
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Mapping
-
-LARGEST_FILE = 16 * 1024 * 1024
-"""Bytes. The largest Python file of any release is 0.5 MB; more is not vLLM's source."""
+    from collections.abc import Iterator, Mapping
 
 
 class Sources:
@@ -116,6 +115,28 @@ def parse(content: bytes, path: str, feature_version: tuple[int, int] | None = N
         ) from error
 
 
+def too_deep(path: str) -> UnsupportedError:
+    """The error for a file that is nested deeper than can be read."""
+    return UnsupportedError(
+        f"{path} is nested too deeply to be read",
+        "the file is not vLLM's; reinstall vLLM",
+        code="not-python",
+    )
+
+
+@contextmanager
+def not_too_deep(path: str) -> Iterator[None]:
+    """Refuse a file that is nested so deeply that Python gives up on going through it.
+
+    Raises:
+        UnsupportedError: It is.
+    """
+    try:
+        yield
+    except RecursionError as error:
+        raise too_deep(path) from error
+
+
 def _read_file(file: Path, path: str) -> bytes | None:
     try:
         # Not blocking: a pipe in the file's place must not stop us.
@@ -126,15 +147,16 @@ def _read_file(file: Path, path: str) -> bytes | None:
         raise _unreadable(path, error) from error
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
-            raise UnsupportedError(
-                f"{path} is no file of vLLM's: not a regular file, or larger than "
-                f"{LARGEST_FILE} bytes",
-                "reinstall vLLM",
-                code="not-python",
-            )
-        with os.fdopen(descriptor, "rb", closefd=False) as opened:
-            return opened.read()
+        if stat.S_ISREG(status.st_mode):
+            with os.fdopen(descriptor, "rb", closefd=False) as opened:
+                content = opened.read(LARGEST_FILE + 1)
+            if len(content) <= LARGEST_FILE:
+                return content
+        raise UnsupportedError(
+            f"{path} is no file of vLLM's: not a regular file, or larger than {LARGEST_FILE} bytes",
+            "reinstall vLLM",
+            code="not-python",
+        )
     except OSError as error:
         raise _unreadable(path, error) from error
     finally:

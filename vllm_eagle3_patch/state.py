@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from vllm_eagle3_patch.folder import Attributes, Folder, is_there, passing_over
+from vllm_eagle3_patch.folder import GONE, Attributes, Folder, is_there, passing_over
 from vllm_eagle3_patch.os_errors import explained, one_line
 from vllm_eagle3_patch.records import SCHEMA, Fields, StateCorruptError, decode, encode
 from vllm_eagle3_patch.state_folder import (
@@ -24,7 +24,7 @@ from vllm_eagle3_patch.state_folder import (
 
 _LARGEST_ID = 2**32 - 2
 # What says that a kept file is gone, or something else by now: another one has to serve.
-_UNUSABLE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EIO, errno.ESTALE}
+_UNUSABLE = GONE | {errno.EIO, errno.ESTALE}
 
 
 @dataclass(frozen=True)
@@ -118,18 +118,19 @@ class Manifest:
                 symlink=field.optional_text("symlink"),
                 mode=field.number("mode", 0o7777),
                 owner=(field.number("user", _LARGEST_ID), field.number("group", _LARGEST_ID)),
-                times=(field.number("accessed_ns"), field.number("changed_ns")),
+                times=(field.time("accessed_ns"), field.time("changed_ns")),
             )
             if entry.path in files:
                 raise field.wrong("path")
             files[entry.path] = entry
+        if fields.number("schema") != SCHEMA:
+            raise fields.wrong("schema")
         return cls(
             tool=fields.text("tool"),
             vllm=fields.text("vllm"),
             release=fields.optional_text("release"),
             run=fields.number("run"),
             files=files,
-            schema=fields.number("schema"),
         )
 
 

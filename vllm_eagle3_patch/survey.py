@@ -13,6 +13,7 @@ from vllm_eagle3_patch import limits, platforms
 from vllm_eagle3_patch.facts import ModelFacts
 from vllm_eagle3_patch.family import FAMILY, FamilyModel
 from vllm_eagle3_patch.patch import INTERFACES, all_patches
+from vllm_eagle3_patch.sources import not_too_deep
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.sources import Sources
@@ -45,9 +46,10 @@ def survey(sources: Sources) -> tuple[ModelFacts, ...]:
     Raises:
         UnsupportedError: A file that decides cannot be parsed.
     """
-    return tuple(
-        _facts(sources, model, engine_reason(sources, model)) for model in shipped(sources)
-    )
+    with not_too_deep("a file of this vLLM"):
+        return tuple(
+            _facts(sources, model, engine_reason(sources, model)) for model in shipped(sources)
+        )
 
 
 def shipped(sources: Sources) -> tuple[FamilyModel, ...]:
