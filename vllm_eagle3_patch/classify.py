@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.matrix import Release
     from vllm_eagle3_patch.state import Manifest, ManifestEntry
 
+OUTDATED_BYTECODE = "outdated-bytecode"
 _MARKERS = re.compile(rb"# vllm-eagle3-patch: ([a-z0-9-]+)")
 
 
@@ -303,6 +304,7 @@ def _problems(assessment: Assessment) -> Iterable[Problem]:
             "vLLM was reinstalled, upgraded or restored: apply starts afresh, revert tidies up",
         )
     yield from _lost(assessment)
+    yield from _bytecode_problems(assessment)
     yield from _file_problems(assessment)
 
 
@@ -321,6 +323,23 @@ def _lost(assessment: Assessment) -> Iterable[Problem]:
         if path in ours:
             message = f"the kept original of {path} is gone: revert cannot bring it back"
             yield Problem("original-lost", message, "to get the original back, reinstall vLLM")
+
+
+def _bytecode_problems(assessment: Assessment) -> Iterable[Problem]:
+    patched = [status.path for status in assessment.files if status.state == "patched"]
+    if not patched:
+        return
+    from vllm_eagle3_patch.bytecode import outdated_unchecked
+    from vllm_eagle3_patch.os_errors import one_line
+
+    root = assessment.installation.root
+    for file in (file for path in patched for file in outdated_unchecked(root, path)):
+        yield Problem(
+            OUTDATED_BYTECODE,
+            f"Python would use {one_line(file)}, compiled before its source was patched and "
+            "marked as not to be compared with it",
+            "apply removes such files",
+        )
 
 
 def _file_problems(assessment: Assessment) -> Iterable[Problem]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.classify import (
+    OUTDATED_BYTECODE,
     Assessment,
     Problem,
     classify,
@@ -208,6 +209,13 @@ def _apply(
     decided = plan(assessment, options)
     verification: Verification | None = None
     if not decided.changes:
+        if any(problem.code == OUTDATED_BYTECODE for problem in assessment.problems):
+            from vllm_eagle3_patch import transaction
+
+            patched = [status.path for status in assessment.files if status.state == "patched"]
+            transaction.drop_bytecode(installation.root, patched)
+            notes += ("removed compiled files that Python would have used, not the patched ones",)
+            assessment = classify(installation)
         if verifying is not None and decided.exit_code == 0:
             verification = _verified(installation, assessment, verifying, "nothing was changed")
         return _report(
