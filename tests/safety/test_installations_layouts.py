@@ -131,8 +131,8 @@ def test_the_tool_in_the_same_environment_and_in_another(
     site = uv.venv(serving)
     if not same:
         uv.venv(tools)
+    uv.install(tools, "--compile-bytecode", tool)
     uv.install(serving, vllm_wheel("0.17.1", tmp_path))
-    uv.install(tools, tool)
     # What the tool needs is taken from the environment of the tests: nothing is fetched.
     needed = fake.site_packages_of(tools) / "needed.pth"
     needed.write_text(f"{sysconfig.get_path('purelib')}\n")
@@ -140,11 +140,10 @@ def test_the_tool_in_the_same_environment_and_in_another(
     where = [] if same else ["--python", str(serving)]
 
     def tool_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        compiled = str(tmp_path / "compiled")
         environment = {
             **os.environ,
             "PATH": "/usr/bin:/bin",
-            "PYTHONPYCACHEPREFIX": compiled,
+            "PYTHONDONTWRITEBYTECODE": "1",
         }
         command = [str(tools / "bin/vllm-eagle3-patch"), *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
