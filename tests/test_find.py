@@ -514,7 +514,7 @@ class TestByInterpreter:
         package = fake.site_packages_of(tmp_path / "venv") / "vllm"
         package.mkdir()
         (package / "__init__.pyc").touch()
-        with pytest.raises(VllmNotFoundError, match="not a package folder of that name"):
+        with pytest.raises(VllmNotFoundError, match="holds compiled files only"):
             find(python=python, environ=bare)
 
     def test_an_interpreter_too_old(self, tmp_path: Path, bare: dict[str, str]):

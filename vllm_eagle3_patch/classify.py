@@ -14,12 +14,13 @@ from vllm_eagle3_patch.sources import Sources
 from vllm_eagle3_patch.traces import has_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from vllm_eagle3_patch.find import Installation
     from vllm_eagle3_patch.matrix import Release
     from vllm_eagle3_patch.state import Manifest, ManifestEntry
 
+OUTDATED_BYTECODE = "outdated-bytecode"
 _MARKERS = re.compile(rb"# vllm-eagle3-patch: ([a-z0-9-]+)")
 
 
@@ -86,6 +87,13 @@ class Assessment:
     def pinned(self) -> bool:
         """Whether every file concerned is known by content."""
         return self.release is not None and all(status.known for status in self.files)
+
+    @property
+    def not_shipped(self) -> frozenset[str]:
+        """Files of our manifest that the vLLM that is there now came without."""
+        entries = self.manifest.files if self.manifest else {}
+        record = self.installation.record
+        return frozenset(path for path in entries if record and path not in record)
 
     @property
     def originals(self) -> Sources:
@@ -253,25 +261,50 @@ def _pinned(model: matrix.ModelPin, *, patched: bool) -> ModelFacts:
     )
 
 
+def known_originals(assessment: Assessment) -> set[str]:
+    """The sha256 of files of ours as any release, or this installation's RECORD, has them."""
+    paths = assessment.manifest.files if assessment.manifest else {}
+    known = {
+        release.files[path].original
+        for release in matrix.releases()
+        for path in paths
+        if path in release.files
+    }
+    record = assessment.installation.record
+    return known | {record[path] for path in paths if path in record}
+
+
+def stale_paths(assessment: Assessment) -> tuple[str, ...]:
+    """The files of our manifest that vLLM was installed anew with, or came without, since."""
+    stale = [status.path for status in assessment.files if status.stale]
+    entries = assessment.manifest.files if assessment.manifest else {}
+    others = entries.keys() - {status.path for status in assessment.files}
+    digests = {path: assessment.sources.digest(path) for path in others}
+    if any(digests[path] != entries[path].written for path in others):
+        known = known_originals(assessment)
+        for path in others:
+            gone = digests[path] is None and path in assessment.not_shipped
+            if gone or digests[path] in known - {entries[path].written}:
+                stale.append(path)
+    return tuple(sorted(stale))
+
+
 def _problems(assessment: Assessment) -> Iterable[Problem]:
-    installation, manifest = assessment.installation, assessment.manifest
-    for package in installation.shadowed:
+    for package in assessment.installation.shadowed:
         yield Problem(
             "shadowed",
             f"another vllm on the path is not imported: {package}",
             "remove it, or name the installation you mean with --site-packages",
         )
-    stale = [status.path for status in assessment.files if status.stale]
-    gone: Mapping[str, ManifestEntry] = manifest.files if manifest else {}
-    concerned = {status.path for status in assessment.files}
-    stale.extend(path for path in gone if path not in concerned)
+    stale = stale_paths(assessment)
     if stale and not any(status.state == "modified" for status in assessment.files):
         yield Problem(
             "stale-state",
-            f"not as apply left it, but as installed: {', '.join(sorted(stale))}",
+            f"not as apply left it, but as installed: {', '.join(stale)}",
             "vLLM was reinstalled, upgraded or restored: apply starts afresh, revert tidies up",
         )
     yield from _lost(assessment)
+    yield from _bytecode_problems(assessment)
     yield from _file_problems(assessment)
 
 
@@ -290,6 +323,23 @@ def _lost(assessment: Assessment) -> Iterable[Problem]:
         if path in ours:
             message = f"the kept original of {path} is gone: revert cannot bring it back"
             yield Problem("original-lost", message, "to get the original back, reinstall vLLM")
+
+
+def _bytecode_problems(assessment: Assessment) -> Iterable[Problem]:
+    patched = [status.path for status in assessment.files if status.state == "patched"]
+    if not patched:
+        return
+    from vllm_eagle3_patch.bytecode import outdated_unchecked
+    from vllm_eagle3_patch.os_errors import one_line
+
+    root = assessment.installation.root
+    for file in (file for path in patched for file in outdated_unchecked(root, path)):
+        yield Problem(
+            OUTDATED_BYTECODE,
+            f"Python would use {one_line(file)}, compiled before its source was patched and "
+            "marked as not to be compared with it",
+            "apply removes such files",
+        )
 
 
 def _file_problems(assessment: Assessment) -> Iterable[Problem]:

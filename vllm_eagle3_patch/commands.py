@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch import __version__
-from vllm_eagle3_patch.classify import Assessment, Problem, classify
+from vllm_eagle3_patch.classify import (
+    OUTDATED_BYTECODE,
+    Assessment,
+    Problem,
+    classify,
+    known_originals,
+    stale_paths,
+)
 from vllm_eagle3_patch.errors import (
     InterruptedRunError,
     ModifiedFileError,
@@ -16,10 +23,10 @@ from vllm_eagle3_patch.errors import (
     UnsupportedError,
     VerificationError,
     VllmNotFoundError,
+    VllmRemovedError,
 )
 from vllm_eagle3_patch.family import select_models
 from vllm_eagle3_patch.find import Installation, find
-from vllm_eagle3_patch.matrix import releases
 from vllm_eagle3_patch.plan import Options, Plan, plan, unified_diff, wanted
 from vllm_eagle3_patch.report import Report
 from vllm_eagle3_patch.traces import has_traces
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from vllm_eagle3_patch.transaction import KeptAside
+    from vllm_eagle3_patch.transaction import KeptAside, RevertResult
     from vllm_eagle3_patch.verify import CheckResult, ModelResult, Verification
 
 
@@ -202,6 +209,13 @@ def _apply(
     decided = plan(assessment, options)
     verification: Verification | None = None
     if not decided.changes:
+        if any(problem.code == OUTDATED_BYTECODE for problem in assessment.problems):
+            from vllm_eagle3_patch import transaction
+
+            patched = [status.path for status in assessment.files if status.state == "patched"]
+            transaction.drop_bytecode(installation.root, patched)
+            notes += ("removed compiled files that Python would have used, not the patched ones",)
+            assessment = classify(installation)
         if verifying is not None and decided.exit_code == 0:
             verification = _verified(installation, assessment, verifying, "nothing was changed")
         return _report(
@@ -228,7 +242,7 @@ def _apply(
         vllm_version=installation.version or "",
         release=release.name if release else None,
         check=look_again,
-        stale=tuple(status.path for status in assessment.files if status.stale),
+        stale=stale_paths(assessment),
     )
     after = classify(installation)
     notes += _patched_as_edited(assessment, decided, "was patched as it is; revert brings it back")
@@ -285,10 +299,54 @@ def revert(where: Where, *, force: bool = False, dry_run: bool = False) -> Repor
         force: Also put back a file of ours that was edited since; the edit is kept aside.
         dry_run: Only say what would be put back.
     """
-    installation = where.find(writing=True)
+    try:
+        installation = where.find(writing=True)
+    except VllmRemovedError as removed:
+        return _tidy_up(removed.root, force=force, dry_run=dry_run)
     with _about(installation):
         notes = _recover(installation.root, dry_run=dry_run)
         return _revert(installation, notes, force=force, dry_run=dry_run)
+
+
+def _tidy_up(root: Path, *, force: bool, dry_run: bool) -> Report:
+    """Remove what was kept of a vLLM that was removed, as far as nothing of it is there."""
+    from vllm_eagle3_patch import transaction
+    from vllm_eagle3_patch.state import read_manifest
+
+    notes = _recover(root, dry_run=dry_run)
+    manifest = read_manifest(root)
+    result = transaction.revert(
+        root,
+        force=force,
+        dry_run=dry_run,
+        not_shipped=manifest.files if manifest else (),
+        all_or_none=True,
+    )
+    return Report(
+        "revert",
+        1 if dry_run and result.reverted else 0,
+        changed=result.reverted,
+        notes=("no vLLM is there any more", *notes, *_reverted(result, dry_run=dry_run)),
+        dry_run=dry_run,
+    )
+
+
+def _reverted(result: RevertResult, *, dry_run: bool) -> tuple[str, ...]:
+    """What a user should know of a revert besides the files that were put back."""
+    if dry_run:
+        kept_aside = _would_keep(kept.path for kept in result.kept_aside)
+    else:
+        kept_aside = _kept(result.kept_aside)
+    return (
+        *(f"not as we left it, left alone: {path}" for path in result.left_alone),
+        *(f"dropped what was kept of a file that is not ours: {path}" for path in result.stale),
+        *(
+            f"kept, but the manifest does not say of what: {path}; put it back by hand, or "
+            "delete it"
+            for path in result.unclaimed
+        ),
+        *kept_aside,
+    )
 
 
 def _revert(
@@ -311,19 +369,11 @@ def _revert(
         installation.root,
         force=force,
         dry_run=dry_run,
-        known_originals=_known_originals(assessment),
+        known_originals=known_originals(assessment),
+        not_shipped=assessment.not_shipped,
         all_or_none=True,
     )
-    notes += tuple(f"not as we left it, left alone: {path}" for path in result.left_alone)
-    notes += tuple(f"dropped what was kept of a file that is not ours: {p}" for p in result.stale)
-    notes += tuple(
-        f"kept, but the manifest does not say of what: {path}; put it back by hand, or delete it"
-        for path in result.unclaimed
-    )
-    if dry_run:
-        notes += _would_keep(kept.path for kept in result.kept_aside)
-    else:
-        notes += _kept(result.kept_aside)
+    notes += _reverted(result, dry_run=dry_run)
     if result.reverted and not dry_run:
         notes += _restart(installation.root)
     after = _forcing(assessment, force=force) if dry_run else classify(installation)
@@ -439,19 +489,6 @@ def _check_from_disk(installation: Installation, options: Options) -> Assessment
             "every file was put back; please report this with the vLLM version",
         )
     return after
-
-
-def _known_originals(assessment: Assessment) -> set[str]:
-    """The sha256 of files of ours as any release, or this installation's RECORD, has them."""
-    paths = assessment.manifest.files if assessment.manifest else {}
-    known = {
-        release.files[path].original
-        for release in releases()
-        for path in paths
-        if path in release.files
-    }
-    record = assessment.installation.record
-    return known | {record[path] for path in paths if path in record}
 
 
 def _kept(kept_aside: Sequence[KeptAside]) -> tuple[str, ...]:

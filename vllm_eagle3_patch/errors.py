@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vllm_eagle3_patch.find import Installation
     from vllm_eagle3_patch.verify import Verification
 
@@ -44,6 +46,20 @@ class VllmNotFoundError(PatchError):
 
     exit_code = 3
     default_code = "not-found"
+
+
+class VllmRemovedError(VllmNotFoundError):
+    """No vLLM here any more, but what this tool kept of one that it had patched.
+
+    Args:
+        root: The folder that holds our state folder.
+    """
+
+    default_code = "stale-state"
+
+    def __init__(self, message: str, hint: str, root: Path) -> None:
+        super().__init__(message, hint)
+        self.root = root
 
 
 class UnsupportedError(PatchError):

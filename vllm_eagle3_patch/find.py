@@ -11,7 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from vllm_eagle3_patch.distribution import distribution_of, read_record
-from vllm_eagle3_patch.errors import NotWritableError, PatchError, VllmNotFoundError
+from vllm_eagle3_patch.errors import (
+    NotWritableError,
+    PatchError,
+    VllmNotFoundError,
+    VllmRemovedError,
+)
 from vllm_eagle3_patch.site_folder import (
     PACKAGE,
     Lookup,
@@ -119,6 +124,8 @@ def find(
                 found = _of_interpreter(interpreter, chosen_by, environ, timeout)
                 return replace(found, skipped=tuple(skipped))
         except VllmNotFoundError as error:
+            if writing and isinstance(error, VllmRemovedError):
+                raise
             if writing and chosen_by in ACTIVE:
                 raise VllmNotFoundError(f"{chosen_by}: {error.message}", _CHOOSE) from error
             skipped.append(f"{chosen_by}: {error.message}")
@@ -188,14 +195,14 @@ def _site_packages_below(folder: Path) -> Path | None:
 
 def _installation(lookup: Lookup, chosen_by: str, python: str | None, who: str) -> Installation:
     package = lookup.package
-    if package is None and lookup.remnants:
-        raise VllmNotFoundError(
-            f"{one_line(lookup.remnants[0])} holds no __init__.py: it is what is left of a vLLM"
-            + (f", and it hides {one_line(lookup.others[0])}" if lookup.others else ""),
-            "remove that folder, or install vLLM again",
-        )
+    for folder in (*lookup.remnants[:1], *([package] if package else [])):
+        if _is_compiled_only(folder):
+            raise VllmNotFoundError(
+                f"{one_line(folder)} holds compiled files only, and what is patched are sources",
+                "install a vLLM with its source files",
+            )
     if package is None:
-        raise VllmNotFoundError(f"{who} no package vllm", _CHOOSE)
+        raise _not_found(lookup, who)
     if package.name != PACKAGE or not is_package(package):
         raise VllmNotFoundError(
             f"{one_line(package)}, imported as vllm, is not a package folder of that name",
@@ -219,6 +226,35 @@ def _installation(lookup: Lookup, chosen_by: str, python: str | None, who: str) 
         skipped=(),
         dist_info=provider.info,
     )
+
+
+def _not_found(lookup: Lookup, who: str) -> VllmNotFoundError:
+    message, hint = f"{who} no package vllm", _CHOOSE
+    if lookup.remnants:
+        remnant = one_line(lookup.remnants[0])
+        message = f"{remnant} holds no __init__.py: it is what is left of a vLLM"
+        if lookup.others:
+            message += f", and it hides {one_line(lookup.others[0])}"
+        hint = "remove that folder, or install vLLM again"
+    from vllm_eagle3_patch.state_folder import FOLDER
+
+    for folder in (*(remnant.parent for remnant in lookup.remnants), *lookup.path):
+        if (folder / FOLDER).is_dir():
+            return VllmRemovedError(
+                f"{message}; {one_line(folder / FOLDER)} is left of one that was patched",
+                f"to remove what is left: vllm-eagle3-patch revert --site-packages "
+                f"{shell_word(folder)}",
+                folder,
+            )
+    return VllmNotFoundError(message, hint)
+
+
+def _is_compiled_only(package: Path) -> bool:
+    """Whether Python imports a package without its sources."""
+    if is_package(package) or not package.is_dir():
+        return False
+    names = (entry.name for entry in package.iterdir())
+    return any(re.fullmatch(r"__init__\.(.*\.)?(pyc|so)", name) for name in names)
 
 
 def _version_in_source(package: Path) -> str | None:

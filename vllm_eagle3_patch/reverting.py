@@ -56,6 +56,7 @@ def revert(
     force: bool = False,
     dry_run: bool = False,
     known_originals: Collection[str] = (),
+    not_shipped: Collection[str] = (),
     all_or_none: bool = False,
 ) -> RevertResult:
     """Put every original back, with its mode, owner, times and link, and remove our state.
@@ -71,6 +72,8 @@ def revert(
         dry_run: Only say what would be done; nothing is written.
         known_originals: SHA-256 digests of files as they are installed: a file with one of them
             was installed anew, not edited.
+        not_shipped: Paths that the vLLM that is there now does not have: a file that is missing
+            there was not deleted by anyone.
         all_or_none: Refuse if there are both files to revert and edited ones.
 
     Raises:
@@ -88,10 +91,10 @@ def revert(
                     "an earlier run was interrupted",
                     "run revert without --dry-run: it ends that run first",
                 )
-            return _plan(folder, force, known_originals, all_or_none)[1]
+            return _plan(folder, force, known_originals, not_shipped, all_or_none)[1]
     with exclusive(root) as hold:
         recovered = recover_in(hold.root)
-        journal, result = _plan(hold.root, force, known_originals, all_or_none)
+        journal, result = _plan(hold.root, force, known_originals, not_shipped, all_or_none)
         if journal.files or journal.dropped() or (journal.before and journal.after is None):
             carry_out(hold, journal, lambda site: _put_all_back(site, hold))
         removed = hold.root.status(FOLDER) is None
@@ -99,14 +102,20 @@ def revert(
 
 
 def _plan(
-    root: Folder, force: bool, known_originals: Collection[str], all_or_none: bool
+    root: Folder,
+    force: bool,
+    known_originals: Collection[str],
+    not_shipped: Collection[str],
+    all_or_none: bool,
 ) -> tuple[Journal, RevertResult]:
     manifest = manifest_of(root)
     entries = manifest.files if manifest else {}
     digests = {path: current_digest(root, path) for path in entries}
     found: dict[str, list[str]] = {what: [] for what in ("ours", "edited", "original", "stale")}
     for path, entry in entries.items():
-        found[_what_is_there(root, entry, digests[path], known_originals)].append(path)
+        what = _what_is_there(root, entry, digests[path], known_originals)
+        gone = what == "ours" and digests[path] is None and path in not_shipped
+        found["stale" if gone else what].append(path)
     if all_or_none and found["ours"] and found["edited"] and not force:
         raise ModifiedFileError(
             f"edited since they were patched: {', '.join(found['edited'])}; nothing was reverted",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vllm_eagle3_patch.bytecode import remove_bytecode
 from vllm_eagle3_patch.errors import ModifiedFileError, PatchError, VerificationError
 from vllm_eagle3_patch.folder import Folder, Snapshot
 from vllm_eagle3_patch.journal import APPLY, Journal, Replacement, unfinished
@@ -24,6 +25,7 @@ __all__ = [
     "RecoveryResult",
     "RevertResult",
     "commit",
+    "drop_bytecode",
     "recover",
     "revert",
     "unfinished",
@@ -125,6 +127,17 @@ def commit(
         carry_out(hold, journal, lambda site: _replace_all(site, hold, effective, check))
         changed = tuple(file.path for file in files)
         return CommitResult(changed, KeptAside.all_of(journal), recovered, after)
+
+
+def drop_bytecode(root: Path, paths: Sequence[str]) -> None:
+    """Remove the compiled files of these sources (see ``remove_bytecode``).
+
+    Raises:
+        NotWritableError: Another run is at work, or one that would be used may not be removed.
+    """
+    with exclusive(root) as hold:
+        for path in paths:
+            remove_bytecode(hold.root, path)
 
 
 def _replacement(change: Change, entry: ManifestEntry | None) -> Replacement:

@@ -1,0 +1,3 @@
+# vllm-eagle3-patch: a-patch
+ALLOWED = ["llama"]
+# more

@@ -1,0 +1,3 @@
+# vllm-eagle3-patch: a-patch
+class Model:
+    """A look-alike."""

@@ -1,0 +1,1 @@
+../../../store/deepseek_v2.py

@@ -1,0 +1,2 @@
+# vllm-eagle3-patch: a-patch
+ALLOWED = ["llama"]
