@@ -264,14 +264,18 @@ def _pinned(model: matrix.ModelPin, *, patched: bool) -> ModelFacts:
 def known_originals(assessment: Assessment) -> set[str]:
     """The sha256 of files of ours as any release, or this installation's RECORD, has them."""
     paths = assessment.manifest.files if assessment.manifest else {}
-    known = {
+    record = assessment.installation.record
+    return pinned_originals(paths) | {record[path] for path in paths if path in record}
+
+
+def pinned_originals(paths: Iterable[str]) -> set[str]:
+    """The sha256 of files as any release of the matrix has them."""
+    return {
         release.files[path].original
         for release in matrix.releases()
         for path in paths
         if path in release.files
     }
-    record = assessment.installation.record
-    return known | {record[path] for path in paths if path in record}
 
 
 def stale_paths(assessment: Assessment) -> tuple[str, ...]:

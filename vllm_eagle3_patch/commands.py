@@ -13,9 +13,11 @@ from vllm_eagle3_patch.classify import (
     Problem,
     classify,
     known_originals,
+    pinned_originals,
     stale_paths,
 )
 from vllm_eagle3_patch.errors import (
+    BrokenVllmError,
     InterruptedRunError,
     ModifiedFileError,
     NotWritableError,
@@ -301,32 +303,41 @@ def revert(where: Where, *, force: bool = False, dry_run: bool = False) -> Repor
     """
     try:
         installation = where.find(writing=True)
-    except VllmRemovedError as removed:
-        return _tidy_up(removed.root, force=force, dry_run=dry_run)
-    with _about(installation):
-        notes = _recover(installation.root, dry_run=dry_run)
-        return _revert(installation, notes, force=force, dry_run=dry_run)
+        with _about(installation):
+            notes = _recover(installation.root, dry_run=dry_run)
+            return _revert(installation, notes, force=force, dry_run=dry_run)
+    except BrokenVllmError as broken:
+        if not has_traces(broken.root):
+            raise
+        return _revert_broken(broken, force=force, dry_run=dry_run)
 
 
-def _tidy_up(root: Path, *, force: bool, dry_run: bool) -> Report:
-    """Remove what was kept of a vLLM that was removed, as far as nothing of it is there."""
+def _revert_broken(broken: BrokenVllmError, *, force: bool, dry_run: bool) -> Report:
+    """Revert by our state alone, where vLLM was removed or cannot be judged.
+
+    Of one that was removed nothing is put back that is not there any more.
+    """
     from vllm_eagle3_patch import transaction
     from vllm_eagle3_patch.state import read_manifest
 
-    notes = _recover(root, dry_run=dry_run)
-    manifest = read_manifest(root)
+    notes = _recover(broken.root, dry_run=dry_run)
+    manifest = read_manifest(broken.root)
+    paths = tuple(manifest.files) if manifest else ()
+    removed = isinstance(broken, VllmRemovedError)
+    what = "no vLLM is there any more" if removed else f"vLLM is broken: {broken.message}"
     result = transaction.revert(
-        root,
+        broken.root,
         force=force,
         dry_run=dry_run,
-        not_shipped=manifest.files if manifest else (),
+        known_originals=() if removed else pinned_originals(paths),
+        not_shipped=paths if removed else (),
         all_or_none=True,
     )
     return Report(
         "revert",
         1 if dry_run and result.reverted else 0,
         changed=result.reverted,
-        notes=("no vLLM is there any more", *notes, *_reverted(result, dry_run=dry_run)),
+        notes=(what, *notes, *_reverted(result, dry_run=dry_run)),
         dry_run=dry_run,
     )
 

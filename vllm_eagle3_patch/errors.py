@@ -48,18 +48,22 @@ class VllmNotFoundError(PatchError):
     default_code = "not-found"
 
 
-class VllmRemovedError(VllmNotFoundError):
-    """No vLLM here any more, but what this tool kept of one that it had patched.
+class BrokenVllmError(VllmNotFoundError):
+    """A vLLM that cannot be judged, as what its installer wrote of it cannot be read.
 
     Args:
-        root: The folder that holds our state folder.
+        root: The folder that holds the package folder, where our state folder would be.
     """
-
-    default_code = "stale-state"
 
     def __init__(self, message: str, hint: str, root: Path) -> None:
         super().__init__(message, hint)
         self.root = root
+
+
+class VllmRemovedError(BrokenVllmError):
+    """No vLLM here any more, but what this tool kept of one that it had patched."""
+
+    default_code = "stale-state"
 
 
 class UnsupportedError(PatchError):

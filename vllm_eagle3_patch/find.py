@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from vllm_eagle3_patch.distribution import distribution_of, read_record
 from vllm_eagle3_patch.errors import (
+    BrokenVllmError,
     NotWritableError,
     PatchError,
     VllmNotFoundError,
@@ -277,7 +278,8 @@ def _broken_metadata(root: Path, error: Exception) -> PatchError:
             "run this as the user who installed vLLM, or make that readable",
             code="unreadable",
         )
-    return VllmNotFoundError(
+    return BrokenVllmError(
         f"cannot read what the metadata in {one_line(root)} says of vLLM: {one_line(error)}",
-        "install vLLM again",
+        "install vLLM again; if it was patched, revert works all the same",
+        root,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,63 @@ def test_what_force_would_replace_is_named_and_kept(
         how="a word changed after apply; with --dry-run, then for real",
         result="names the file that it replaces, keeps a copy of it and says where",
     )
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "METADATA gone",
+        "RECORD unreadable",
+        "registry gone",
+        "a patched file unreadable as Python",
+        "no __init__.py",
+        "half of it removed",
+    ],
+)
+def test_revert_works_whatever_became_of_vllm(
+    site_packages: Path, broken: str, tried: Tried
+) -> None:
+    before = snapshot(site_packages)
+    where = ("--site-packages", site_packages)
+    assert run("apply", *where).exit_code == 0
+    removed = break_it(site_packages, broken)
+    after = snapshot(site_packages)
+    outcome = run("revert", *where, "--force")
+    assert outcome.exit_code == 0, outcome.stderr
+    found = snapshot(site_packages)
+    kept = {name for name in found if name.startswith(".vllm-eagle3-patch")}
+    assert bool(kept) == (broken == "a patched file unreadable as Python")
+    # What was broken stays broken, and everything that was ours is as it was before us.
+    assert {name: entry for name, entry in found.items() if name not in kept} == {
+        name: after[name] if name in removed else entry
+        for name, entry in before.items()
+        if name in after
+    }
+    tried(
+        GROUP,
+        f"revert, with vLLM broken: {broken}",
+        how="broken after apply, then one revert --force",
+        result="every file of ours that is still there is the original again; what is broken stays",
+    )
+
+
+def break_it(site_packages: Path, how: str) -> set[str]:
+    """Break an installation; returns the names of what is there but is not what it was."""
+    (info,) = site_packages.glob("*.dist-info")
+    match how:
+        case "METADATA gone":
+            (info / "METADATA").unlink()
+        case "RECORD unreadable":
+            (info / "RECORD").write_bytes(b'"\xff\x00\nvllm/__init__.py,sha256=\xe9,1')
+            return {f"{info.name}/RECORD"}
+        case "registry gone":
+            (site_packages / "vllm/model_executor/models/registry.py").unlink()
+        case "a patched file unreadable as Python":
+            (site_packages / SPECULATIVE).write_bytes(b"\0(")
+        case "no __init__.py":
+            (site_packages / "vllm/__init__.py").unlink()
+        case "half of it removed":
+            shutil.rmtree(site_packages / "vllm/v1")
+            shutil.rmtree(info)
+            (site_packages / "vllm/__init__.py").unlink()
+    return set()
