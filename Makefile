@@ -26,7 +26,7 @@ test-runtime: $(VENV)/ready
 ## make test-fleet  make dist, then its programs, ssh, Ansible and an image's layers on this machine (root)
 .PHONY: test-fleet
 test-fleet: dist $(VENV)/ready-for-fleet
-	$(BIN)/python -m pytest tests/fleet --durations=8 --durations-min=5
+	$(BIN)/python -m pytest tests/fleet --numprocesses 2 --dist loadscope --durations=8 --durations-min=5
 
 ## make safety   write docs/safety.md: what the tests tried to make it lose a file, and how it ended
 .PHONY: safety

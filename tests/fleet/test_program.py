@@ -141,6 +141,8 @@ def test_a_read_only_home_is_no_hindrance(python: Path, program: Path, tmp_path:
 
 def test_an_older_python_is_refused_in_words(program: Path, tmp_path: Path) -> None:
     old = sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python3"))
+    if not old:
+        pytest.skip("there is no Python 3.9 here")
     for python in old:
         ended = Bare(tmp_path, program).run(python, "check")
         assert ended.returncode == 1
