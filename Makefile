@@ -23,6 +23,11 @@ test: $(VENV)/ready
 test-runtime: $(VENV)/ready
 	$(BIN)/python -m pytest tests/runtime --durations=8 --durations-min=60 $(if $(RELEASE),-k "$(RELEASE)")
 
+## make test-fleet  make dist, then its programs, ssh, Ansible and an image's layers on this machine (root)
+.PHONY: test-fleet
+test-fleet: dist $(VENV)/ready-for-fleet
+	$(BIN)/python -m pytest tests/fleet --numprocesses 2 --dist loadscope --durations=8 --durations-min=5
+
 ## make safety   write docs/safety.md: what the tests tried to make it lose a file, and how it ended
 .PHONY: safety
 safety: $(VENV)/ready
@@ -61,10 +66,12 @@ bench: $(VENV)/ready
 bench-runtime: $(VENV)/ready
 	$(BIN)/python -m benchmarks.runtime_cost
 
-## make dist     build the wheel and the sdist
+## make dist     build the wheel, the sdist and the single-file programs for hosts without an index
 .PHONY: dist
-dist: $(VENV)/ready
+dist: $(VENV)/ready-for-dist
+	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python -m tools.build_programs dist
 
 ## make clean    remove .venv and everything built
 .PHONY: clean
@@ -79,4 +86,12 @@ $(VENV)/ready: setup.cfg pyproject.toml
 
 $(VENV)/ready-to-lint: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,lint]'
+	@touch $@
+
+$(VENV)/ready-for-dist: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dist]'
+	@touch $@
+
+$(VENV)/ready-for-fleet: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,dist,fleet]'
 	@touch $@
