@@ -762,6 +762,18 @@ class TestLookingAround:
         found = find(environ=bare | {"PATH": "venv/bin"})
         assert (found.chosen_by, found.python) == ("python3 on PATH", f"{python}3")
 
+    def test_what_runs_only_this_tool_is_not_python3_on_path(
+        self, tmp_path: Path, bare: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ):
+        """As under uvx and pipx run, which put their own environment first on PATH."""
+        tool = fake.make_venv(tmp_path / "tool")
+        python = venv_with_vllm(tmp_path / "system")
+        monkeypatch.setattr(sys, "executable", str(tool))
+        monkeypatch.setattr(sys, "prefix", str(tmp_path / "tool"))
+        folders = [tmp_path / "tool/bin", tmp_path / "system/bin"]
+        found = find(environ=bare | {"PATH": os.pathsep.join(map(str, folders))})
+        assert (found.chosen_by, found.python) == ("python3 on PATH", f"{python}3")
+
     def test_no_interpreter_is_asked_twice(
         self, tmp_path: Path, bare: dict[str, str], monkeypatch: pytest.MonkeyPatch
     ):

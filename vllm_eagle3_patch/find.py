@@ -148,7 +148,20 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Callable[[], 
             )
     yield "this interpreter", partial(_this_interpreter, environ)
     yield "vllm on PATH", lambda: interpreter_of_program(program_on_path("vllm", environ), environ)
-    yield "python3 on PATH", partial(program_on_path, "python3", environ)
+    yield "python3 on PATH", partial(program_on_path, "python3", _beside_this_tool(environ))
+
+
+def _beside_this_tool(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The same environment with a PATH that leaves out the environment that only runs this tool.
+
+    ``uvx`` and ``pipx run`` put that first.
+    """
+    if sys.prefix == sys.base_prefix:
+        return environ
+    own = os.path.realpath(Path(sys.prefix, "bin"))
+    folders = environ.get("PATH", os.defpath).split(os.pathsep)
+    others = [folder for folder in folders if os.path.realpath(folder) != own]
+    return {**environ, "PATH": os.pathsep.join(others)}
 
 
 def _this_interpreter(environ: Mapping[str, str]) -> Path:
