@@ -2,11 +2,14 @@
 
 import os
 import signal
+import tempfile
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+
+import pytest
 
 from vllm_eagle3_patch import filesystem
 from vllm_eagle3_patch.filesystem import Moment, Step
@@ -14,6 +17,17 @@ from vllm_eagle3_patch.filesystem import Moment, Step
 Point = tuple[Moment, str, Path]
 EACH: tuple[Moment, ...] = ("before", "after")
 BEFORE: tuple[Moment, ...] = ("before",)
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system in memory where there is one: for thousands of small changes."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="vllm-eagle3-patch-", dir=memory) as folder:
+        yield Path(folder)
 
 
 @contextmanager

@@ -88,6 +88,13 @@ OTHER_RUNS = [
     pytest.param(edit_after_apply, undo_by_force, EDITED, OLD, id="revert over an edit"),
 ]
 RUN = ("prepare", "run", "before", "after")
+SAID = {
+    apply_old_to_new: "apply",
+    undo: "revert",
+    apply_new_to_newer: "apply over an earlier version's patch",
+    apply_over_an_edit: "apply --force over a file edited since",
+    undo_by_force: "revert --force over a file edited since",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +188,7 @@ def test_killed_anywhere(
     case.assert_ended(root, before, after)
     tried(
         "Killed",
-        f"{run.__name__.replace('_', ' ')}, at every change to the file system",
+        f"{SAID[run]} is killed at any change to the file system",
         how="SIGKILL before (apply: and after) each; the recovery that follows is killed too",
         count=number,
         result="wholly undone or wholly done; revert gets the original tree back",

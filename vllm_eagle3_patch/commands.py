@@ -19,7 +19,6 @@ from vllm_eagle3_patch.classify import (
 from vllm_eagle3_patch.errors import (
     BrokenVllmError,
     InterruptedRunError,
-    ModifiedFileError,
     NotWritableError,
     PatchError,
     UnsupportedError,
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
 
     from vllm_eagle3_patch.transaction import KeptAside, RevertResult
     from vllm_eagle3_patch.verify import CheckResult, ModelResult, Verification
+
+
+_LOOKS = 5
 
 
 @dataclass(frozen=True)
@@ -194,11 +196,9 @@ def apply(
                 diff=diff,
                 dry_run=True,
             )
-        try:
-            return _apply(installation, options, notes, verifying)
-        except ModifiedFileError:
-            # Another run was quicker, or a file really changed: look again, once.
-            return _apply(installation, options, notes, verifying)
+        return _undisturbed(
+            installation.root, lambda: _apply(installation, options, notes, verifying)
+        )
 
 
 def _apply(
@@ -305,7 +305,10 @@ def revert(where: Where, *, force: bool = False, dry_run: bool = False) -> Repor
         installation = where.find(writing=True)
         with _about(installation):
             notes = _recover(installation.root, dry_run=dry_run)
-            return _revert(installation, notes, force=force, dry_run=dry_run)
+            return _undisturbed(
+                installation.root,
+                lambda: _revert(installation, notes, force=force, dry_run=dry_run),
+            )
     except BrokenVllmError as broken:
         if not has_traces(broken.root):
             raise
@@ -483,6 +486,34 @@ def _recover(root: Path, *, dry_run: bool) -> tuple[str, ...]:
         done,
         *(f"changed by someone else meanwhile, left alone: {path}" for path in result.left_alone),
     )
+
+
+def _undisturbed(root: Path, act: Callable[[], Report]) -> Report:
+    """Look and act, and do both again where it failed while other runs changed what was seen.
+
+    A run looks before it takes the lock, so that it may see half of what another one does.
+    """
+    for left in reversed(range(_LOOKS)):
+        # Whoever takes or returns the lock changes names in this folder; so does ``act`` itself.
+        before = root.stat().st_mtime_ns
+        try:
+            report = act()
+        except (NotWritableError, VerificationError):
+            raise
+        except PatchError:
+            if left == 0 or not _was_disturbed(root, before):
+                raise
+        else:
+            if report.exit_code == 0 or left == 0 or not _was_disturbed(root, before):
+                return report
+    raise AssertionError("the last look counts")
+
+
+def _was_disturbed(root: Path, before: int) -> bool:
+    in_the_way = _in_the_way(root)
+    if isinstance(in_the_way, NotWritableError):
+        raise in_the_way
+    return root.stat().st_mtime_ns != before
 
 
 def _check_from_disk(installation: Installation, options: Options) -> Assessment:

@@ -25,6 +25,7 @@ def add_exclude(root: Folder) -> None:
             data = _content(info)
             if data is None or BLOCK not in data:
                 _write(info, (data or b"") + BLOCK)
+                filesystem.sync_directory(info)
 
 
 def remove_exclude(root: Folder) -> None:
@@ -39,7 +40,8 @@ def remove_exclude(root: Folder) -> None:
                     _write(info, rest)
                 else:
                     filesystem.remove(info, "exclude")
-                    filesystem.sync_directory(info)
+            # Also where a run that was interrupted had taken it out already.
+            filesystem.sync_directory(info)
 
 
 def _is_link(info: Folder) -> bool:
@@ -56,7 +58,6 @@ def _write(info: Folder, data: bytes) -> None:
     filesystem.remove(info, _STAGED)
     filesystem.write_new_file(info, _STAGED, data, Attributes(attributes.mode, attributes.owner))
     filesystem.replace(info, _STAGED, info, "exclude")
-    filesystem.sync_directory(info)
 
 
 @contextmanager

@@ -29,11 +29,12 @@ from vllm_eagle3_patch import filesystem
 from vllm_eagle3_patch.errors import NotWritableError
 from vllm_eagle3_patch.folder import Attributes, Folder, passing_over
 from vllm_eagle3_patch.lock_holder import UNKNOWN, Holder, living, living_holder, this_process
-from vllm_eagle3_patch.os_errors import explained, one_line
+from vllm_eagle3_patch.os_errors import explained, not_writable, one_line
 from vllm_eagle3_patch.records import UnsafeStateError
 
 FOLDER = ".vllm-eagle3-patch.lock"
 _ATTEMPTS = 100
+_TO_WITHDRAW = 2
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR}
 _NOT_OURS = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM}
 
@@ -56,7 +57,9 @@ class Hold:
         try:
             with self.root.below(FOLDER) as lock:
                 return lock.status(self.token) is not None
-        except OSError:
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise
             return False
 
     def confirm(self) -> None:
@@ -64,6 +67,7 @@ class Hold:
 
         Raises:
             NotWritableError: Another run took it for that of a dead run.
+            OSError: That cannot be told.
         """
         if not self.is_ours:
             raise NotWritableError(
@@ -77,13 +81,18 @@ def held_by(root: Path) -> Holder | None:
     """Return who holds the lock of an installation, None if nobody alive does.
 
     Nothing is written.
+
+    Raises:
+        NotWritableError: It cannot be read, and not because somebody keeps it from being read.
     """
     try:
         with Folder.at(root) as folder, folder.below(FOLDER) as lock:
             return living_holder(lock, time.time_ns())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise not_writable(error) from error
         return UNKNOWN
 
 
@@ -100,7 +109,8 @@ def exclusive(root: Path) -> Iterator[Hold]:
         NotWritableError: Another run holds it (code ``busy``), or it cannot be written.
     """
     with explained(), Folder.at(root) as folder:
-        hold, record = _take(folder)
+        with _descriptors_to_spare(folder) as spare:
+            hold, record = _take(folder, spare)
         try:
             yield hold
         finally:
@@ -110,11 +120,21 @@ def exclusive(root: Path) -> Iterator[Hold]:
                 os.close(record)
 
 
-def _take(root: Folder) -> tuple[Hold, int]:
+@contextmanager
+def _descriptors_to_spare(root: Folder) -> Iterator[ExitStack]:
+    """Have some open, to be closed where what was begun needs them to be undone."""
+    with ExitStack() as spare:
+        for _ in range(_TO_WITHDRAW):
+            spare.callback(os.close, os.dup(root.descriptor))
+        yield spare
+
+
+def _take(root: Folder, spare: ExitStack) -> tuple[Hold, int]:
     for _ in range(_ATTEMPTS):
         hold = Hold(root, os.urandom(8).hex())
         with ExitStack() as undo:
             undo.callback(_withdraw, hold)
+            undo.callback(spare.close)
             now = time.time_ns()
             with passing_over(_TAKEN):
                 record = _prepare(hold)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from vllm_eagle3_patch import filesystem, lock, state_readme
 from vllm_eagle3_patch.bytecode import remove_bytecode
-from vllm_eagle3_patch.folder import GONE, Attributes, Folder, parent_of, passing_over
+from vllm_eagle3_patch.folder import Attributes, Folder
 from vllm_eagle3_patch.git_exclude import remove_exclude
 from vllm_eagle3_patch.journal import APPLY, Journal, Replacement, is_concluded, journal_in
 from vllm_eagle3_patch.os_errors import explained
-from vllm_eagle3_patch.replacing import Site, current_digest, put_back
+from vllm_eagle3_patch.replacing import Site, current_digest, put_back, unstage
 from vllm_eagle3_patch.state import Manifest, manifest_bytes
 from vllm_eagle3_patch.state_folder import (
     CONCLUDED,
@@ -112,11 +112,12 @@ def settle(site: Site, manifest: Manifest | None) -> None:
 def conclude(site: Site) -> None:
     """Say that the run is done: from here on it is not undone any more, only tidied up."""
     filesystem.replace(site.state, JOURNAL, site.state, CONCLUDED)
-    filesystem.sync_directory(site.state)
 
 
 def finish(site: Site) -> None:
     """Remove what a complete run does not need any more, its journal at last."""
+    # That it is done must be on disk before the first thing goes that undoing it would need.
+    filesystem.sync_directory(site.state)
     journal = site.journal
     for file in journal.files:
         if not journal.keeps_original(file.path):
@@ -163,8 +164,7 @@ def _undo(site: Site, file: Replacement) -> str:
     if file.before is not None:
         return put_back(site, file)
     # A deleted file that is back stays: it is the original, and nothing was there to go back to.
-    with passing_over(GONE), parent_of(site.root, file.path) as (folder, name):
-        filesystem.remove(folder, site.journal.staged(name))
+    unstage(site, file.path)
     return "untouched"
 
 
@@ -207,6 +207,8 @@ def _dissolve(root: Folder, state: Folder) -> None:
 
 def _end(root: Folder, state: Folder) -> None:
     """Remove the journal, and the state folder if it is empty then."""
+    # Nothing that is removed may come back once nothing says any more that it is to go.
+    filesystem.sync_directory(state)
     filesystem.remove(state, CONCLUDED)
     filesystem.remove(state, JOURNAL)
     filesystem.sync_directory(state)

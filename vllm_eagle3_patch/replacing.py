@@ -130,9 +130,15 @@ def put_back(site: Site, file: Replacement) -> str:
         else:
             _put_previous(site, file.path)
         outcome = "restored"
-    with passing_over(GONE), parent_of(site.root, file.path) as (folder, name):
-        filesystem.remove(folder, site.journal.staged(name))
+    unstage(site, file.path)
     return outcome
+
+
+def unstage(site: Site, path: str) -> None:
+    """Have no new file beside a path, and the names that are there on disk."""
+    with passing_over(GONE), parent_of(site.root, path) as (folder, name):
+        filesystem.remove(folder, site.journal.staged(name))
+        filesystem.sync_directory(folder)
 
 
 def _put_original(site: Site, entry: ManifestEntry) -> None:
@@ -170,8 +176,9 @@ def _move(site: Site, shelf: Folder, folder: Folder, name: str) -> None:
     """Move what was kept to its place; to another file system, a copy of it."""
     with passing_over({errno.EXDEV}):
         filesystem.replace(shelf, name, folder, name)
-        filesystem.sync_directory(shelf)
+        # In this order, as a name that is lost in one and not yet had in the other is lost.
         filesystem.sync_directory(folder)
+        filesystem.sync_directory(shelf)
         return
     staged = site.journal.staged(name)
     filesystem.remove(folder, staged)

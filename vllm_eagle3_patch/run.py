@@ -57,8 +57,8 @@ def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> N
             conclude(site)
             finish(site)
     except BaseException as error:
-        hold.confirm()
         try:
+            hold.confirm()
             recover_in(root)
         except OSError as second:
             raise NotWritableError(

@@ -138,7 +138,10 @@ def made_parent(root: Folder, state: Folder, path: str) -> Iterator[Folder]:
 
 
 def discard(state: Folder, relative: str) -> None:
-    """Remove a file from the state folder, and the folders that are empty then."""
+    """Remove a file from the state folder, and the folders that are empty then.
+
+    That is on disk when this returns, but for what is removed from the state folder itself.
+    """
     parent, _, name = relative.rpartition("/")
     with passing_over(GONE), state.below(parent) as folder:
         filesystem.remove(folder, name)
@@ -146,5 +149,7 @@ def discard(state: Folder, relative: str) -> None:
         outer, _, inner = parent.rpartition("/")
         with passing_over(GONE), state.below(outer) as folder:
             if not filesystem.remove_directory(folder, inner) and folder.status(inner):
+                with folder.below(inner) as rest:
+                    filesystem.sync_directory(rest)
                 return
         parent = outer
