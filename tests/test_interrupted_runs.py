@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import BEFORE, EACH, failing_at, killed_at, points_of
+from fault_injection import BEFORE, EACH, failing_at, in_memory, killed_at, points_of
 from safety_table import Tried
 from small_installation import (
     LINKED,
@@ -31,6 +31,8 @@ from vllm_eagle3_patch import commands
 from vllm_eagle3_patch.errors import NotWritableError
 from vllm_eagle3_patch.lock import held_by
 from vllm_eagle3_patch.transaction import recover, revert, unfinished
+
+__all__ = ["in_memory"]  # a fixture
 
 Action = Callable[[Path], object]
 Contents = dict[str, bytes]
@@ -88,6 +90,8 @@ OTHER_RUNS = [
     pytest.param(edit_after_apply, undo_by_force, EDITED, OLD, id="revert over an edit"),
 ]
 RUN = ("prepare", "run", "before", "after")
+STRIDE = 7
+"""How far apart the points are at which a recovery and then another one are killed."""
 SAID = {
     apply_old_to_new: "apply",
     undo: "revert",
@@ -162,14 +166,13 @@ def leftovers_of_a_run(root: Path) -> list[str]:
 
 @pytest.mark.parametrize(RUN, PLAIN_RUNS + OTHER_RUNS)
 def test_killed_anywhere(
-    tmp_path: Path, prepare: Action, run: Action, before: Contents, after: Contents, tried: Tried
+    in_memory: Path, prepare: Action, run: Action, before: Contents, after: Contents, tried: Tried
 ) -> None:
-    case = Case(tmp_path, prepare)
-    moments = EACH if run is apply_old_to_new else BEFORE
+    case = Case(in_memory, prepare)
     ends = set()
     for number in count():
         root = case.fresh()
-        if not killed_at(number, partial(run, root), moments):
+        if not killed_at(number, partial(run, root)):
             break
         case.assert_whole(root, before, after)
         assert held_by(root) is None
@@ -189,7 +192,7 @@ def test_killed_anywhere(
     tried(
         "Killed",
         f"{SAID[run]} is killed at any change to the file system",
-        how="SIGKILL before (apply: and after) each; the recovery that follows is killed too",
+        how="SIGKILL before and after each; the recovery that follows is killed too",
         count=number,
         result="wholly undone or wholly done; revert gets the original tree back",
     )
@@ -197,9 +200,9 @@ def test_killed_anywhere(
 
 @pytest.mark.parametrize(RUN, PLAIN_RUNS)
 def test_recovery_killed_anywhere(
-    tmp_path: Path, prepare: Action, run: Action, before: Contents, after: Contents
+    in_memory: Path, prepare: Action, run: Action, before: Contents, after: Contents, tried: Tried
 ) -> None:
-    case = Case(tmp_path, prepare)
+    case = Case(in_memory, prepare)
     root = case.fresh()
     swaps = [
         number
@@ -207,23 +210,45 @@ def test_recovery_killed_anywhere(
         if (moment, operation) == ("after", "rename")
         and (path.name == "concluded.json" or str(path.relative_to(root)) in PATHS)
     ]
+    once = twice = 0
     for interrupted in swaps[-2:]:
         for number in count():
             root = case.fresh()
             assert killed_at(interrupted, partial(run, root))
-            if not killed_at(number, partial(recover, root), BEFORE):
+            if not killed_at(number, partial(recover, root)):
                 break
+            once += 1
             case.assert_whole(root, before, after)
             recover(root)
             case.assert_ended(root, before, after)
-        assert number > 10
+            if number % STRIDE:
+                continue
+            for second in count(number // STRIDE % STRIDE, STRIDE):
+                root = case.fresh()
+                assert killed_at(interrupted, partial(run, root))
+                assert killed_at(number, partial(recover, root))
+                if not killed_at(second, partial(recover, root)):
+                    break
+                twice += 1
+                case.assert_whole(root, before, after)
+                recover(root)
+                case.assert_ended(root, before, after)
+        assert number > 20
+    for times, number in (("", once), ("twice in a row ", twice)):
+        tried(
+            "Killed",
+            f"the recovery of a killed {SAID[run]} is killed {times}at any change",
+            how="SIGKILL before and after each" + (f", at every {STRIDE}th" if times else ""),
+            count=number,
+            result="the next recovery ends it: wholly undone or wholly done",
+        )
 
 
 @pytest.mark.parametrize(RUN, PLAIN_RUNS + OTHER_RUNS)
 def test_one_change_failing(
-    tmp_path: Path, prepare: Action, run: Action, before: Contents, after: Contents
+    in_memory: Path, prepare: Action, run: Action, before: Contents, after: Contents
 ) -> None:
-    case = Case(tmp_path, prepare)
+    case = Case(in_memory, prepare)
     moments = EACH if run in (apply_old_to_new, undo) else BEFORE
     for number in count():
         root = case.fresh()
@@ -240,9 +265,9 @@ def test_one_change_failing(
 
 @pytest.mark.parametrize(RUN, PLAIN_RUNS)
 def test_every_change_failing_from_one_on(
-    tmp_path: Path, prepare: Action, run: Action, before: Contents, after: Contents
+    in_memory: Path, prepare: Action, run: Action, before: Contents, after: Contents, tried: Tried
 ) -> None:
-    case = Case(tmp_path, prepare)
+    case = Case(in_memory, prepare)
     for number in count():
         root = case.fresh()
         with failing_at(number, refusal(number), BEFORE, lasting=True) as failed:
@@ -254,13 +279,20 @@ def test_every_change_failing_from_one_on(
         recover(root)
         case.assert_ended(root, before, after)
     assert number > 60
+    tried(
+        "A change that fails",
+        f"{SAID[run]}: from one change on every one fails, so that it cannot be undone either",
+        how="an error from each change on, one of six in turn",
+        count=number,
+        result="no torn file; once writing works again the next run recovers",
+    )
 
 
 @pytest.mark.parametrize(RUN, PLAIN_RUNS)
 def test_interrupted_from_the_keyboard(
-    tmp_path: Path, prepare: Action, run: Action, before: Contents, after: Contents
+    in_memory: Path, prepare: Action, run: Action, before: Contents, after: Contents, tried: Tried
 ) -> None:
-    case = Case(tmp_path, prepare)
+    case = Case(in_memory, prepare)
     for number in count():
         root = case.fresh()
         with failing_at(number, KeyboardInterrupt(), BEFORE) as failed, suppress(KeyboardInterrupt):
@@ -271,10 +303,17 @@ def test_interrupted_from_the_keyboard(
         recover(root)
         case.assert_ended(root, before, after)
     assert number > 60
+    tried(
+        "Killed",
+        f"{SAID[run]} is interrupted with Ctrl-C at any change to the file system",
+        how="KeyboardInterrupt before each",
+        count=number,
+        result="wholly undone or wholly done at once",
+    )
 
 
-def test_a_revert_that_puts_a_deleted_file_back_killed_anywhere(tmp_path: Path) -> None:
-    case = Case(tmp_path, delete_after_apply)
+def test_a_revert_that_puts_a_deleted_file_back_killed_anywhere(in_memory: Path) -> None:
+    case = Case(in_memory, delete_after_apply)
     for number in count():
         root = case.fresh()
         if number % 2:
