@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import signal
 import sys
@@ -155,10 +154,11 @@ def end_of_usage_error(error: click.ClickException, given: Sequence[str]) -> int
         see = f"see {_PROGRAM} {command} --help" if command else f"see {_PROGRAM} --help"
         message = printable(error.format_message())
         _print_problem(command or _PROGRAM, error.exit_code, "usage", message, see)
-    error.message = printable(error.message)  # It quotes what was given.
-    shown = io.StringIO()
-    error.show(shown)
-    _tell_line(_lines(shown.getvalue()))
+    usage = ""
+    if context is not None:
+        usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n"
+    # As click shows it, but for what the message quotes of the user's own words.
+    _tell_line(f"{_lines(usage)}Error: {printable(error.format_message())}")
     return error.exit_code
 
 
@@ -249,16 +249,14 @@ def _tell_line(text: str) -> None:
 
 def _tell_traceback() -> None:
     """Show the error that is being handled: it may quote what files hold."""
-    _tell_line(_lines(traceback.format_exc()))
+    _tell_line(_lines(traceback.format_exc().rstrip()))
 
 
 def _lines(text: str) -> str:
     """Several lines as any terminal can show them, whatever they quote."""
     from vllm_eagle3_patch.render import printable
 
-    return "\n".join(
-        "\t".join(map(printable, line.split("\t"))) for line in text.rstrip("\n").split("\n")
-    )
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
 def _drop(stream: TextIO | None) -> None:

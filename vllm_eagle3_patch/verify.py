@@ -208,7 +208,10 @@ def verify(
         timeout_code="timeout",
         timeout_hint=f"allow more with --timeout SECONDS, or {_see_why(python)}",
     )
-    request = {"models": [_request(model) for model in chosen], "edges": _edges(assessment)}
+    request: dict[str, Any] = {
+        "models": [_request(model) for model in chosen],
+        "edges": _edges(assessment),
+    }
     environ = os.environ if environ is None else environ
     document = answer_to(question, python, {**environ, **_SETTINGS}, json.dumps(request))
     with question.understood(python):
