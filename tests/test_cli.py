@@ -812,8 +812,10 @@ def test_internal_error_is_one_line_and_70(
     ended = run("check", "--site-packages", site_packages)
     assert ended.exit_code == 70
     assert len(ended.stderr.splitlines()) == 2
-    with pytest.raises(RuntimeError):
-        run("check", "--site-packages", site_packages, "--debug")
+    debugged = run("check", "--site-packages", site_packages, "--debug")
+    assert debugged.exit_code == 70
+    assert debugged.stderr.startswith("Traceback (most recent call last):\n")
+    assert debugged.stderr.endswith(ended.stderr)
 
 
 def test_ctrl_c_is_130(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:

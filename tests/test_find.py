@@ -1,6 +1,8 @@
 """Finding vLLM: by folder, by interpreter, and by looking around."""
 
+import contextlib
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fake_environments as fake
+from safety_table import Tried
 from vllm_eagle3_patch import find as find_module
 from vllm_eagle3_patch import interpreter
 from vllm_eagle3_patch.errors import NotWritableError, VllmNotFoundError
@@ -57,7 +60,6 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", refuse)
 
 
-@pytest.mark.usefixtures("no_processes")
 def pythons_here() -> list[str]:
     """The interpreters from 3.9 on that run on this machine, the one that runs the tests first."""
     named = [shutil.which(f"python3.{minor}") for minor in range(9, 16)]
@@ -70,6 +72,7 @@ def pythons_here() -> list[str]:
     return [sys.executable, *running]
 
 
+@pytest.mark.usefixtures("no_processes")
 class TestByFolder:
     def test_an_installation_from_a_wheel(self, site_packages: Path):
         info = fake.install_vllm(site_packages)
@@ -567,6 +570,50 @@ def loud(folder: Path) -> Path:
     return fake.make_script(folder / "python", "#!/bin/sh\nexec yes\n")
 
 
+def answers(document: str, more: str = "") -> Callable[[Path], Path]:
+    """An interpreter that knows the marks, and writes this between them."""
+
+    def make(folder: Path) -> Path:
+        (folder / "document").write_text(document)
+        say = f"printf 'begin-%s' \"$4\"; cat {folder}/document; printf 'end-%s\\n' \"$4\"\n"
+        return fake.make_script(folder / "python", f"#!/bin/sh\n{more}{say}")
+
+    return make
+
+
+def answers_with(**fields: object) -> Callable[[Path], Path]:
+    """An interpreter whose answer differs in these fields from one that is right."""
+    right = {"version": [3, 12, 1], "path": [], "package": None, "remnants": [], "candidates": []}
+    return answers(json.dumps(right | {"error": None} | fields))
+
+
+NO_ANSWERS = {
+    "half a document": answers('{"version": [3, 12'),
+    "no document": answers("\x1b[2J\x07garbage"),
+    "a NUL byte": answers("\x00"),
+    "a list": answers("[1, 2]"),
+    "nothing in it": answers("{}"),
+    "nested too deeply": answers("[" * 100_000),
+    "a version that is none": answers_with(version=["x"]),
+    "a number for a version": answers_with(version=3),
+    "a number for a path": answers_with(package=7),
+    "an object for paths": answers_with(candidates={"a": 1}, path=[[]]),
+    "a path of no bytes": answers_with(package="/\u65e5/vllm"),
+    "a path with a NUL byte": answers_with(package="/\0/vllm"),
+    "candidates with a NUL byte": answers_with(candidates=["/a\0b"]),
+}
+
+
+def processes_of(tmp_path: Path) -> list[str]:
+    """What runs with an environment that names this test's folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(tmp_path / "home") in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -594,20 +641,87 @@ def loud(folder: Path) -> Path:
             id="hangs-closed",
         ),
         pytest.param(script("#!/bin/sh\nyes >&2\n"), r"no answer in 0\.5 s", id="only-complains"),
+        pytest.param(script("some text\n"), "Exec format error", id="text"),
+        pytest.param(lambda folder: Path("/bin/true"), "does not answer", id="true"),
+        pytest.param(
+            script("#!/bin/sh\nsleep 60 &\nexit 0\n"), r"no answer in 0\.5 s", id="leaves-a-child"
+        ),
+        pytest.param(script('#!/bin/sh\nrm "$0"\n'), "does not answer", id="deletes-itself"),
+        pytest.param(
+            script("#!/bin/sh\nhead -c 300000 /dev/urandom\n"), "does not answer", id="noise"
+        ),
+        *(
+            pytest.param(make, "does not answer as Python does$", id=f"says {kind}")
+            for kind, make in NO_ANSWERS.items()
+        ),
+        pytest.param(
+            answers_with(error="\x1b[31mno\nlicence\r"),
+            r"cannot import vllm: \\x1b\[31mno\\nlicence\\r$",
+            id="says-control-characters",
+        ),
+        pytest.param(
+            answers_with(remnants=["/\x1b]0;x\x07/vllm"]),
+            r"^/\\x1b\]0;x\\x07/vllm holds no",
+            id="says-a-path-of-control-characters",
+        ),
+        pytest.param(
+            answers_with(package="/a\n/vllm"), r"^/a\\n/vllm, imported", id="says-a-path-of-lines"
+        ),
     ],
 )
 def test_an_interpreter_that_does_not_work(
-    tmp_path: Path, bare: dict[str, str], make: Callable[[Path], Path], message: str
+    tmp_path: Path,
+    bare: dict[str, str],
+    make: Callable[[Path], Path],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tried: Tried,
 ):
     folder = tmp_path / "given"
     folder.mkdir()
+    python = make(folder)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(interpreter.tempfile, "tempdir", str(tmp_path / "tmp"))
     environ = bare | {"PATH": "/usr/bin:/bin"}
     timeout = 0.5 if "0\\.5" in message else 20
+    before = tree(tmp_path)
     with pytest.raises(VllmNotFoundError, match=message) as caught:
-        find(python=make(folder), environ=environ, timeout=timeout)
+        find(python=python, environ=environ, timeout=timeout)
     assert caught.value.exit_code == 3
-    assert "\n" not in caught.value.message + caught.value.hint
-    assert "--python" in caught.value.hint
+    assert (caught.value.message + caught.value.hint).isprintable()
+    assert caught.value.hint
+    removed = set() if python.exists() else {str(python)}
+    after = tree(tmp_path)
+    assert before.keys() - after.keys() <= removed
+    assert after.keys() <= before.keys()
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert processes_of(tmp_path) == []
+    tried(
+        "Hostile or bad input",
+        "--python names what is no interpreter, or one that misbehaves",
+        how="a folder, a text, no program; one that fails, hangs, is killed, deletes itself, talks "
+        "endlessly, leaves a process behind, or answers with garbage or control characters",
+        result="not found (3), one line and a hint; no file and no process left",
+    )
+
+
+def test_what_an_interpreter_leaves_behind_is_ended(
+    tmp_path: Path, bare: dict[str, str], tried: Tried
+):
+    python = venv_with_vllm(tmp_path / "venv")
+    both = f'#!/bin/sh\nsleep 60 &\n{python} "$@"\nsleep 60\n'
+    wrapper = fake.make_script(tmp_path / "wrapper", both)
+    before = tree(tmp_path)
+    found = find(python=wrapper, environ=bare | {"PATH": "/usr/bin:/bin"})
+    assert found.root == fake.site_packages_of(tmp_path / "venv")
+    assert tree(tmp_path) == before
+    assert processes_of(tmp_path) == []
+    tried(
+        "Hostile or bad input",
+        "--python names one that answers, goes on, and leaves a process behind",
+        how="both hold the pipe open that the answer came through",
+        result="found, without waiting for them; no file and no process left",
+    )
 
 
 def test_an_interpreter_whose_finders_fail(tmp_path: Path, bare: dict[str, str]):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fault_injection import points_of
+from safety_table import Tried
 from small_installation import (
     LINKED,
     OLD,
@@ -205,6 +206,15 @@ def test_a_forged_manifest_is_corrupt_and_nothing_is_written(
         pytest.param(lambda d: d.update(operation="destroy"), id="operation"),
         pytest.param(lambda d: d.update(token="../x"), id="token"),
         pytest.param(lambda d: d.update(token=""), id="no token"),
+        pytest.param(lambda d: d.update(token="0123abcd\n"), id="token and a line"),
+        pytest.param(lambda d: d.update(token="0123ABCD"), id="token in capitals"),
+        pytest.param(lambda d: d.update(token=12345678), id="token a number"),
+        pytest.param(lambda d: d["files"].append(entry(d)), id="path twice"),
+        pytest.param(lambda d: d["files"].append(entry(d) | {"after": "2" * 64}), id="path again"),
+        pytest.param(lambda d: d["after"].update(schema=2), id="manifest newer"),
+        pytest.param(lambda d: d["after"].update(schema=0), id="manifest of no schema"),
+        pytest.param(lambda d: d["after"].pop("schema"), id="manifest without schema"),
+        pytest.param(lambda d: d.update(before=d["after"] | {"schema": 2}), id="former newer"),
         pytest.param(lambda d: d.update(run="1"), id="run"),
         pytest.param(lambda d: d.update(after=None), id="no manifest"),
         pytest.param(lambda d: d.update(after=1), id="manifest no object"),
@@ -214,7 +224,7 @@ def test_a_forged_manifest_is_corrupt_and_nothing_is_written(
     ],
 )
 def test_a_forged_journal_is_corrupt_and_nothing_is_written(
-    root: Path, state: Path, how: Damage
+    root: Path, state: Path, how: Damage, tried: Tried
 ) -> None:
     file = Replacement(PLAIN, "0" * 64, "1" * 64)
     journal = Journal(APPLY, "1.0", 2, None, read_manifest(root), (file,))
@@ -225,6 +235,14 @@ def test_a_forged_journal_is_corrupt_and_nothing_is_written(
         with pytest.raises(StateCorruptError, match="is damaged"):
             command(root)
     assert tree(root) == before
+    tried(
+        "Hostile or bad input",
+        "a forged journal",
+        how="its operation, token, run, paths (outside, twice, unknown) or manifests (schema); "
+        "check, recovery, apply and revert",
+        count=4,
+        result="state-corrupt (5), nothing written",
+    )
 
 
 def test_a_manifest_that_is_gone_is_corrupt_not_absent(root: Path, state: Path) -> None:

@@ -26,6 +26,7 @@ import fake_vllm
 from command_line import Ended, run, snapshot
 from conftest import small_copy
 from fake_vllm import INIT, MODELS
+from safety_table import Tried
 from vllm_eagle3_patch.classify import Assessment, FileStatus
 from vllm_eagle3_patch.errors import VllmNotFoundError, WrongUsageError
 from vllm_eagle3_patch.facts import ModelFacts
@@ -404,6 +405,7 @@ for model in request["models"]:
 document = {{
     "error": told.get("error"), "package": {package!r}, "models": models,
     "import_seconds": 1.5, "gpu_context": told.get("gpu_context", False),
+    **told.get("answer", {{}}),
 }}
 print("noise", f"begin-{{nonce}}{{json.dumps(document)}}end-{{nonce}}")
 """
@@ -513,6 +515,42 @@ def test_the_json_has_every_check(server: Server) -> None:
         "detail": "seen\\nso",
     }
     assert "importing vLLM" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": "none"},
+        {"error": {"kind": [], "message": "x"}},
+        {"package": "/a\0b"},
+        {"package": "/gone/vllm"},
+        {"import_seconds": None},
+        {"models": [{}]},
+        {"models": [{"architecture": "\x1b[2J", "checks": []}]},
+        {"models": [{"architecture": TEXT, "checks": [{"name": "import"}]}]},
+    ],
+)
+def test_an_answer_that_proof_would_not_give_proves_nothing(
+    server: Server, answer: dict[str, object], tried: Tried
+) -> None:
+    server.tell(answer=answer)
+    before = snapshot(server.root)
+    for code, *command in ((3, "verify", "--json"), (6, "apply", "--verify")):
+        ended = server.run(*command)
+        assert ended.exit_code == code, ended
+        error, hint = ended.stderr.splitlines()[-2:]
+        assert error.startswith("error: ")
+        assert "see why: " in hint
+        assert ended.stderr.replace("\n", "").isprintable()
+        assert snapshot(server.root) == before
+    tried(
+        "Hostile or bad input",
+        "an interpreter that answers verify with something else than proofs",
+        how="fields missing, of other types, other models, paths that are not there; verify and "
+        "apply --verify",
+        count=2,
+        result="not proven (3, apply 6), one line and a hint; what apply wrote was put back",
+    )
 
 
 def test_other_commands_have_no_verification(server: Server) -> None:

@@ -28,7 +28,7 @@ from vllm_eagle3_patch.errors import (
 )
 from vllm_eagle3_patch.family import select_models
 from vllm_eagle3_patch.find import Installation, find
-from vllm_eagle3_patch.plan import Options, Plan, plan, unified_diff, wanted
+from vllm_eagle3_patch.plan import MODIFIED, Options, Plan, plan, unified_diff, untrusted, wanted
 from vllm_eagle3_patch.report import Report
 from vllm_eagle3_patch.traces import has_traces
 
@@ -413,6 +413,8 @@ def diff(where: Where, options: Options) -> Report:
             raise in_the_way
         assessment = classify(installation)
         decided = plan(assessment, options)
+        if untrusted(assessment):  # What was made cannot be told from what was there.
+            decided = replace(decided, exit_code=MODIFIED)
         if decided.exit_code > 1:
             return _report("diff", assessment, decided)
         after = {change.path: change.after for change in decided.changes}

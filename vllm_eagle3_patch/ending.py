@@ -124,7 +124,7 @@ def run_to_end(
     except PatchError as error:
         code = error.exit_code
         if debug:
-            _tell(traceback.print_exc)
+            _tell_traceback()
         if as_json:
             _print(partial(render.print_json, _error_document(error, command, dry_run)), code)
         _tell(partial(render.print_error, error))
@@ -139,7 +139,7 @@ def run_to_end(
         message = render.printable(f"internal error: {type(error).__name__}: {error}")
         document(code, "internal-error", message, "run it with --debug and report it")
         if debug:
-            raise
+            _tell_traceback()
         _tell_line(f"error: {message}\n  run it with --debug and report it")
     sys.exit(code)
 
@@ -154,7 +154,11 @@ def end_of_usage_error(error: click.ClickException, given: Sequence[str]) -> int
         see = f"see {_PROGRAM} {command} --help" if command else f"see {_PROGRAM} --help"
         message = printable(error.format_message())
         _print_problem(command or _PROGRAM, error.exit_code, "usage", message, see)
-    _tell(error.show)
+    usage = ""
+    if context is not None:
+        usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n"
+    # As click shows it, but for what the message quotes of the user's own words.
+    _tell_line(f"{_lines(usage)}Error: {printable(error.format_message())}")
     return error.exit_code
 
 
@@ -241,6 +245,18 @@ def _tell(write: Callable[[], object]) -> None:
 
 def _tell_line(text: str) -> None:
     _tell(lambda: sys.stderr.write(f"{text}\n"))
+
+
+def _tell_traceback() -> None:
+    """Show the error that is being handled: it may quote what files hold."""
+    _tell_line(_lines(traceback.format_exc().rstrip()))
+
+
+def _lines(text: str) -> str:
+    """Several lines as any terminal can show them, whatever they quote."""
+    from vllm_eagle3_patch.render import printable
+
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
 def _drop(stream: TextIO | None) -> None:

@@ -21,7 +21,7 @@ _STAGED = "exclude.vllm-eagle3-patch"
 def add_exclude(root: Folder) -> None:
     """List our folders as excluded, if the root is that of a git working tree."""
     with _info_folder(root) as info:
-        if info is not None and not _is_link(info):
+        if info is not None and _may_be_written(info):
             data = _content(info)
             if data is None or BLOCK not in data:
                 _write(info, (data or b"") + BLOCK)
@@ -31,7 +31,7 @@ def add_exclude(root: Folder) -> None:
 def remove_exclude(root: Folder) -> None:
     """Take out what ``add_exclude`` added; a file left empty by that is removed."""
     with _info_folder(root) as info:
-        if info is not None and not _is_link(info):
+        if info is not None and _may_be_written(info):
             filesystem.remove(info, _STAGED)
             data = _content(info)
             if data is not None and BLOCK in data:
@@ -44,8 +44,10 @@ def remove_exclude(root: Folder) -> None:
             filesystem.sync_directory(info)
 
 
-def _is_link(info: Folder) -> bool:
-    return info.link_text("exclude") is not None
+def _may_be_written(info: Folder) -> bool:
+    """Whether ``exclude`` is a file or not there: no link leads us, and no pipe stops us."""
+    status = info.status("exclude")
+    return status is None or stat.S_ISREG(status.st_mode)
 
 
 def _content(info: Folder) -> bytes | None:

@@ -29,6 +29,7 @@ from vllm_eagle3_patch.site_folder import (
 )
 
 OLDEST_PYTHON = (3, 9)
+_NO_PYTHON = "does not answer as Python does"
 _NO_FOLDER = "/"  # on a read-only system: any folder does, as none is on the path
 _PAUSE, _TRIES = 0.01, 50  # seconds; half a second in all
 _HINT = "name the interpreter that runs the server, or its venv folder, with --python PATH"
@@ -63,6 +64,18 @@ class Question:
     def failed(self, message: str) -> VllmNotFoundError:
         """The error for an interpreter that gives no answer."""
         return VllmNotFoundError(message, self.hint, code=self.code)
+
+    @contextlib.contextmanager
+    def understood(self, python: Path) -> Iterator[None]:
+        """Turn what is wrong with an answer, whoever wrote it, into the error for none.
+
+        Raises:
+            VllmNotFoundError: The answer is not what our script would write.
+        """
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise self.failed(f"{one_line(python)} {_NO_PYTHON}") from error
 
 
 @unreadable_is_not_found()
@@ -164,23 +177,27 @@ def ask(python: Path, environ: Mapping[str, str], timeout: float) -> Lookup:
     """
     question = Question("probe.py", "when asked for vllm", timeout)
     document = answer_to(question, python, environ)
-    version = tuple(document["version"])
+    with question.understood(python):
+        version = tuple(map(int, document["version"]))
+        error = document["error"]
+        package = None if document["package"] is None else as_path(document["package"])
+        candidates, remnants, path = (
+            tuple(map(as_path, document[key])) for key in ("candidates", "remnants", "path")
+        )
     if version < OLDEST_PYTHON:
         raise VllmNotFoundError(
             f"{one_line(python)} is Python {'.'.join(map(str, version))}, too old for vLLM", _HINT
         )
-    if document["error"] is not None:
+    if error is not None:
         raise VllmNotFoundError(
-            f"{one_line(python)} cannot import vllm: {one_line(document['error'])}",
+            f"{one_line(python)} cannot import vllm: {one_line(error)}",
             f"see what is in the way: {shell_word(python)} -c 'import vllm'",
         )
-    package = None if document["package"] is None else as_path(document["package"])
-    candidates = map(as_path, document["candidates"])
     return Lookup(
         package=package,
-        remnants=tuple(map(as_path, document["remnants"])),
+        remnants=remnants,
         others=tuple(unique([*([package] if package else []), *candidates])[1:]),
-        path=tuple(map(as_path, document["path"])),
+        path=path,
     )
 
 
@@ -209,13 +226,21 @@ def answer_to(
     source = Path(__file__).with_name(question.script).read_text(encoding="ascii")
     command = [os.fspath(python), "-B", "-c", source, nonce, *arguments]
     output = _run(command, environment_for(environ), end, question)
-    document = json.loads(output.rpartition(begin)[2].rpartition(end)[0])
-    assert isinstance(document, dict)
+    with question.understood(python):
+        document = json.loads(output.rpartition(begin)[2].rpartition(end)[0])
+        if not isinstance(document, dict):
+            raise TypeError("no object")
     return document
 
 
 def as_path(text: str) -> Path:
-    """A path as the scripts write it: its bytes, one character each."""
+    """A path as the scripts write it: its bytes, one character each.
+
+    Raises:
+        ValueError: No path can be written so.
+    """
+    if "\0" in text:
+        raise ValueError("a path with a NUL byte")
     return Path(os.fsdecode(text.encode("latin-1")))
 
 
@@ -318,11 +343,11 @@ def _read_until(
                     if end in output[-len(chunk) - len(end) :]:
                         return bytes(output)
                     if len(output) > question.largest_output:
-                        raise question.failed(f"{name} does not answer as Python does")
+                        raise question.failed(f"{name} {_NO_PYTHON}")
     code = _exit_code(process, deadline)
     if code == 0:
         silent = f"exited with code 0 and no answer{_after(question)}"
-        how = silent if _after(question) else "does not answer as Python does"
+        how = silent if _after(question) else _NO_PYTHON
         raise question.failed(f"{name} {how}")
     how = f"exited with code {code}" if code > 0 else f"was killed by signal {-code}"
     lines = complaint.decode(errors="replace").strip().splitlines()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.transaction import Change
 
 READY, WOULD_CHANGE, CANNOT, MODIFIED = 0, 1, 4, 5
+_UNTRUSTED = {"state-corrupt", "state-newer", "state-unsafe"}
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def plan(assessment: Assessment, options: Options, *, contents: bool = True) -> 
     blocked = (
         _ready(assessment, options, candidates)
         or _unsupported(assessment, options, candidates)
+        or ((MODIFIED, ()) if untrusted(assessment) else None)
         or _not_ours(assessment, options)
         or _unpinned(assessment, options)
     )
@@ -170,6 +172,11 @@ def _ready(
     if _outdated(assessment, options):
         return None
     return READY, ()
+
+
+def untrusted(assessment: Assessment) -> bool:
+    """Whether what we kept here cannot be read: nothing is built upon it then."""
+    return any(problem.code in _UNTRUSTED for problem in assessment.problems)
 
 
 def _outdated(assessment: Assessment, options: Options) -> bool:

@@ -208,16 +208,20 @@ def verify(
         timeout_code="timeout",
         timeout_hint=f"allow more with --timeout SECONDS, or {_see_why(python)}",
     )
-    request = {"models": [_request(model) for model in chosen], "edges": _edges(assessment)}
+    request: dict[str, Any] = {
+        "models": [_request(model) for model in chosen],
+        "edges": _edges(assessment),
+    }
     environ = os.environ if environ is None else environ
     document = answer_to(question, python, {**environ, **_SETTINGS}, json.dumps(request))
-    _imported(document, python, installation)
-    return Verification(
-        seconds=round(time.monotonic() - started, 2),
-        import_seconds=document["import_seconds"],
-        gpu_context=document["gpu_context"],
-        models=tuple(map(_result, document["models"])),
-    )
+    with question.understood(python):
+        _imported(document, python, installation)
+        return Verification(
+            seconds=round(time.monotonic() - started, 2),
+            import_seconds=float(document["import_seconds"]),
+            gpu_context=bool(document["gpu_context"]),
+            models=tuple(_result(given, request["models"]) for given in document["models"]),
+        )
 
 
 def interpreter_of(installation: Installation | None) -> Path:
@@ -313,7 +317,7 @@ def _imported(document: dict[str, Any], python: Path, installation: Installation
             code="cannot-import",
         )
     package = as_path(document["package"])
-    if not os.path.samefile(package, installation.package):  # noqa: PTH121  of two foreign paths
+    if not (package.exists() and package.samefile(installation.package)):
         raise VllmNotFoundError(
             f"{one_line(python)} imports vLLM from {one_line(package)}, "
             f"not from {one_line(installation.package)}",
@@ -322,9 +326,13 @@ def _imported(document: dict[str, Any], python: Path, installation: Installation
         )
 
 
-def _result(document: dict[str, Any]) -> ModelResult:
+def _result(document: dict[str, Any], requested: Iterable[dict[str, Any]]) -> ModelResult:
+    """What was found of a model; raises if it is none of those that were asked about."""
+    architecture = document["architecture"]
+    if architecture not in {request["architecture"] for request in requested}:
+        raise ValueError("a model that was not asked about")
     checks = tuple(
-        CheckResult(check["name"], check["ok"], one_line(check["detail"]))
+        CheckResult(one_line(check["name"]), check["ok"], one_line(check["detail"]))
         for check in document["checks"]
     )
-    return ModelResult(document["architecture"], checks)
+    return ModelResult(architecture, checks)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
+import stat
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +116,149 @@ def test_what_is_no_source_is_refused(
     )
 
 
+# Every other file that is changed on 0.17.1: each is spoilt in two of the ways.
+FILES = (
+    "vllm/config/speculative.py",
+    "vllm/model_executor/models/deepseek_ocr.py",
+    "vllm/model_executor/models/deepseek_ocr2.py",
+    "vllm/model_executor/models/deepseek_vl2.py",
+    "vllm/model_executor/models/kimi_k25.py",
+    "vllm/model_executor/models/kimi_vl.py",
+    "vllm/model_executor/models/pixtral.py",
+    "vllm/v1/attention/selector.py",
+    "vllm/v1/spec_decode/eagle.py",
+    "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py",
+    "vllm/v1/worker/gpu_model_runner.py",
+    "vllm/v1/worker/gpu_ubatch_wrapper.py",
+)
+SPREAD = [
+    (path, list(REFUSED)[(2 * index + more) % len(REFUSED)])
+    for index, path in enumerate(FILES)
+    for more in (0, 1)
+]
+
+
+@pytest.mark.parametrize(("path", "kind"), SPREAD)
+def test_no_other_file_may_be_spoilt_either(
+    site_packages: Path, path: str, kind: str, tried: Tried
+) -> None:
+    file = site_packages / path
+    content = file.read_bytes()
+    file.unlink()
+    REFUSED[kind](file, content)
+    before = file.lstat()
+    for command in (("check",), ("apply",), ("apply", "--unpinned")):
+        ended = run(*command, "--site-packages", site_packages)
+        assert ended.exit_code in {4, 5, 7}, (command, ended)
+    assert (file.lstat().st_ino, file.lstat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert not list(site_packages.glob(".vllm*"))
+    tried(
+        GROUP,
+        "any of the other files of 0.17.1 that is no source",
+        how="each in two of the ways above; check, apply and apply --unpinned",
+        count=3,
+        result="refused (4, 5 or 7); nothing written",
+    )
+
+
+def tabs(content: bytes) -> bytes:
+    return re.sub(rb"(?m)^(?:    )+", lambda indent: b"\t" * (len(indent[0]) // 4), content)
+
+
+def test_a_git_checkout_in_other_layouts_is_patched_and_restored(
+    checkout: Path, tried: Tried
+) -> None:
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", checkout, "-c", "user.name=t", "-c", "user.email=t@t", *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    ways = [*KEPT.values(), tabs]
+    for index, path in enumerate(FILES):
+        file = checkout / path
+        file.write_bytes(ways[index % len(ways)](file.read_bytes()))
+    next(checkout.glob("*.dist-info")).rename(checkout.parent / "elsewhere")
+    (checkout / "pyproject.toml").write_text("[project]\nname = 'vllm'\n")
+    git("init", "-q")
+    git("config", "core.autocrlf", "false")
+    git("add", "-A")
+    git("commit", "-qm", "as it was")
+    where = ("--site-packages", checkout)
+    before = snapshot(checkout / "vllm")
+    assert run("apply", *where).exit_code == 4
+    assert git("status", "--porcelain") == ""
+    ended = run("apply", "--unpinned", *where)
+    assert ended.exit_code == 0, ended
+    changed = {line[3:] for line in git("status", "--porcelain").splitlines()}
+    assert changed == {*FILES, DEEPSEEK}
+    for line in git("diff", "--numstat").splitlines():
+        assert int(line.split()[1]) <= 12, line
+    assert run("revert", *where).exit_code == 0
+    assert snapshot(checkout / "vllm") == before
+    assert git("status", "--porcelain", "--ignored") == ""
+    tried(
+        GROUP,
+        "a git checkout whose files have a byte order mark, CRLF, tabs, latin-1 or no last newline",
+        how="every file of 0.17.1 in one of these ways, with --unpinned",
+        count=len(FILES),
+        result="patched, git shows only the patched lines; revert leaves git nothing to say",
+    )
+
+
+@pytest.mark.parametrize("path", [DEEPSEEK, "vllm/config/speculative.py", "RECORD", "METADATA"])
+def test_what_a_user_may_not_read_is_named(site_packages: Path, path: str, tried: Tried) -> None:
+    file = site_packages / path
+    if "/" not in path:
+        (file,) = site_packages.glob(f"*.dist-info/{path}")
+    for folder in (*site_packages.parents[:3], site_packages):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    file.chmod(0)
+    before = {found: found.lstat().st_mtime_ns for found in site_packages.rglob("*")}
+    where = ("--site-packages", site_packages)
+    for command in (("check",), ("diff",), ("apply",), ("apply", "--force", "--unpinned")):
+        code, told = in_a_child(*command, *where, user=54321)
+        error, hint = told.splitlines()
+        assert code == 7, (command, told)
+        assert error.startswith("error: ")
+        assert file.name in error
+        assert hint.startswith("  ")
+    assert {found: found.lstat().st_mtime_ns for found in site_packages.rglob("*")} == before
+    tried(
+        GROUP,
+        "a file that the user may not read",
+        how="a source, RECORD or METADATA; check, diff, apply and apply --force, as another user",
+        count=4,
+        result="not readable (7), named, with a hint; nothing written",
+    )
+
+
+def in_a_child(*arguments: object, user: int | None = None) -> tuple[int, str]:
+    """Run a command that may hang, or as another user; returns its code and standard error."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)
+            if user is not None and os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
+            ended = run(*arguments)
+            os.write(writing, ended.stderr.encode())
+            os._exit(ended.exit_code)
+        except BaseException as error:
+            os.write(writing, repr(error).encode())
+        finally:
+            os._exit(99)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        text = told.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
 def only_compiled(folder: Path) -> None:
     (folder / "vllm/__pycache__").mkdir(parents=True)
 
@@ -213,3 +360,77 @@ def test_a_process_whose_name_leads_in_a_circle(
     (proc / "7/cmdline").write_bytes(os.fsencode(tmp_path / "loop/bin/vllm") + b"\0")
     monkeypatch.setattr("vllm_eagle3_patch.processes.PROC", proc)
     assert running_with(tmp_path / "lib/python3.12/site-packages") == ()
+
+
+def test_folders_in_place_of_compiled_files(site_packages: Path, tried: Tried) -> None:
+    cache = (site_packages / DEEPSEEK).parent / "__pycache__"
+    for name in ("deepseek_v2.cpython-312.pyc", "deepseek_v2.cpython-312.opt-1.pyc"):
+        (cache / name).mkdir(parents=True)
+    (cache / "deepseek_v2.cpython-312.pyc/kept").touch()
+    before = snapshot(site_packages)
+    only = ("--only", "deepseek-v2")
+    assert run("apply", *only, "--site-packages", site_packages).exit_code == 0
+    assert run("revert", "--site-packages", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+    tried(
+        GROUP,
+        "folders in place of compiled files",
+        how="in __pycache__ beside a source; apply and revert",
+        count=2,
+        result="left as they are",
+    )
+
+
+@pytest.mark.parametrize("kind", ["commondir", "exclude", "info", "HEAD"])
+def test_a_pipe_in_place_of_what_git_keeps(site_packages: Path, kind: str, tried: Tried) -> None:
+    git = site_packages.parent / "elsewhere"
+    (git / "info").mkdir(parents=True)
+    (git / "HEAD").touch()
+    (site_packages / ".git").write_text(f"gitdir: {git}\n")
+    place = git / {"exclude": "info/exclude"}.get(kind, kind)
+    if kind == "info":
+        place.rmdir()
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    before = snapshot(site_packages)
+    for command in ("apply --only eagle3-allowlist", "revert"):
+        code, told = in_a_child(*command.split(), "--site-packages", site_packages)
+        assert code == 0, told
+    assert snapshot(site_packages) == before
+    assert stat.S_ISFIFO(place.lstat().st_mode)
+    tried(
+        GROUP,
+        "a pipe in place of what git keeps for a checkout",
+        how="commondir, HEAD, info and info/exclude of the folder that .git names",
+        count=2,
+        result="passed over, without waiting",
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"dir_info": ' * 50_000,
+        '{"dir_info": 7}',
+        "[]",
+        '{"dir_info": {"editable": 1}}',
+    ],
+)
+def test_where_an_editable_installation_lies_is_nonsense(
+    checkout: Path, text: str, tried: Tried
+) -> None:
+    (info,) = checkout.glob("*.dist-info")
+    (info / "direct_url.json").write_text(text)
+    before = snapshot(checkout)
+    for command in ("check", "apply"):
+        ended = run(command, "--site-packages", checkout)
+        assert ended.exit_code in {3, 4}, ended
+    assert snapshot(checkout) == before
+    tried(
+        GROUP,
+        "a direct_url.json nested too deeply, or of other types",
+        how="check and apply",
+        count=2,
+        result="not found (3) or not pinned (4), one line and a hint; nothing written",
+    )

@@ -326,6 +326,7 @@ def test_root_and_a_real_other_user_race_for_names(tmp_path: Path, tried: Tried)
     outside = outside_of(tmp_path)
     outside.chmod(0o700)
     before = look_at(outside)
+    said, swaps = os.pipe(), list[int]()
     for number in range(rounds):
         root = make_installation(tmp_path / str(number))
         for path in [root, *root.rglob("*")]:
@@ -335,11 +336,12 @@ def test_root_and_a_real_other_user_race_for_names(tmp_path: Path, tried: Tried)
         if child == 0:
             try:
                 os.close(end)
+                os.close(said[0])
                 os.setgroups([])
                 os.setgid(12345)
                 os.setuid(12345)
                 os.set_blocking(stop, False)
-                swap_until(stop, root, outside)
+                os.write(said[1], swap_until(stop, root, outside).to_bytes(8, "big"))
             finally:
                 os._exit(0)
         os.close(stop)
@@ -351,9 +353,13 @@ def test_root_and_a_real_other_user_race_for_names(tmp_path: Path, tried: Tried)
         finally:
             os.close(end)
             os.waitpid(child, 0)
+        swaps.append(int.from_bytes(os.read(said[0], 8), "big"))
         assert look_at(outside) == before
         for path in root.rglob("*"):
             assert not path.lstat().st_mode & (stat.S_ISUID | stat.S_ISGID) or path.is_dir()
+    for descriptor in said:
+        os.close(descriptor)
+    assert sum(swaps) > rounds, "the attacker hardly got anything swapped"
     tried(
         GROUP,
         "root acts in the installation of another user, who races it",
@@ -364,19 +370,26 @@ def test_root_and_a_real_other_user_race_for_names(tmp_path: Path, tried: Tried)
     )
 
 
-def swap_until(stop: int, root: Path, outside: Path) -> None:
-    """Swap one place after another for a link and back, until the pipe is closed."""
+def swap_until(stop: int, root: Path, outside: Path) -> int:
+    """Swap one place after another for a link and back, until the pipe is closed.
+
+    Returns:
+        How often it did.
+    """
     places = [root / LINKED, root / "vllm/config", root / STATE, root / STATE / "originals"]
+    swaps = 0
     for number in count():
         with suppress(BlockingIOError):
             if os.read(stop, 1) == b"":
-                return
+                break
         place = places[number % len(places)]
         aside = place.with_name(f"{place.name}.aside")
         with suppress(OSError):
             place.rename(aside)
             place.symlink_to(outside)
+            swaps += 1
         with suppress(OSError):
             place.unlink()
         with suppress(OSError):
             aside.rename(place)
+    return swaps
