@@ -164,6 +164,11 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
     """The checks on both classes, and both ends in the inner one's forward."""
 
     patch: ClassVar[str] = "aux-layer-bounds"
+    looks_into: ClassVar[tuple[str, ...]] = (
+        *(f"{model}.forward" for model in MODELS),
+        f"{OUTER}.{SETTER}",
+        f"{OUTER}.{DEFAULT}",
+    )
 
     def edit(self, module: cst.Module) -> None:
         """Find the inner class, in the file of the outer one that too, and what collects."""

@@ -88,6 +88,8 @@ class AskConfigCodemod(AnchoredCodemod):
 class RunnerCodemod(AskConfigCodemod):
     """The V1 runner: its reader asks the config; up to 0.11.0 it has none."""
 
+    looks_into: ClassVar[tuple[str, ...]] = (READER, "load_model")
+
     def edit(self, module: cst.Module) -> None:
         """Find the reader, or else where ``load_model`` sets the model's default."""
         defines_reader = m.FunctionDef(name=m.Name(READER))
@@ -113,6 +115,8 @@ class RunnerCodemod(AskConfigCodemod):
 
 class NewerRunnerCodemod(AskConfigCodemod):
     """The reader of the runner under ``vllm/v1/worker/gpu``, a function."""
+
+    looks_into: ClassVar[tuple[str, ...]] = (NEWER_READER,)
 
     def edit(self, module: cst.Module) -> None:
         """Find the function and its parameter."""

@@ -138,6 +138,7 @@ class DeepseekV2Codemod(AnchoredCodemod):
     """The interface on the outer class, the collecting forward on the inner one."""
 
     patch: ClassVar[str] = "deepseek-v2"
+    looks_into: ClassVar[tuple[str, ...]] = (f"{MODEL}.forward",)
 
     def edit(self, module: cst.Module) -> None:
         """Find the import, both classes, the layer loop, the last norm and the return."""

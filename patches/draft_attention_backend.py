@@ -80,6 +80,7 @@ class DraftAttentionBackendCodemod(AnchoredCodemod):
     """A function above the one that reads the backend, and what it reads passed through it."""
 
     patch: ClassVar[str] = "draft-attention-backend"
+    looks_into: ClassVar[tuple[str, ...]] = ("get_attn_backend", "_cached_get_attn_backend")
 
     def edit(self, module: cst.Module) -> None:
         """Find the one place where the backend that is set is read for a layer."""

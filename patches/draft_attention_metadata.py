@@ -117,6 +117,8 @@ class DraftModelCodemod(AnchoredCodemod):
 class CacheCodemod(DraftModelCodemod):
     """Each layer is asked for the kind of its KV cache."""
 
+    looks_into: ClassVar[tuple[str, ...]] = (SPECS,)
+
     def edit(self, module: cst.Module) -> None:
         """Find where the target's config is asked, and the loop over the layers."""
         specs = self.only_method(self.only_class_with(module, SPECS), SPECS)
@@ -130,6 +132,8 @@ class CacheCodemod(DraftModelCodemod):
 
 class BuilderCodemod(DraftModelCodemod):
     """The draft model's own builder."""
+
+    looks_into: ClassVar[tuple[str, ...]] = ("propose",)
 
     def edit(self, module: cst.Module) -> None:
         """Find where the builder is chosen, and the method that finds the right one."""
@@ -151,6 +155,8 @@ class BuilderCodemod(DraftModelCodemod):
 class SlidingWindowCodemod(DraftModelCodemod):
     """MLA layers are none of this builder's business."""
 
+    looks_into: ClassVar[tuple[str, ...]] = (WINDOWS,)
+
     def edit(self, module: cst.Module) -> None:
         """Find the assertion that every layer has FlashAttention."""
         named = m.FunctionDef(name=m.Name(WINDOWS))
@@ -167,6 +173,8 @@ class SlidingWindowCodemod(DraftModelCodemod):
 
 class QuantizationCodemod(DraftModelCodemod):
     """The draft model's own quantization, or none."""
+
+    looks_into: ClassVar[tuple[str, ...]] = (f"{DRAFT_CLASS}.__init__",)
 
     def edit(self, module: cst.Module) -> None:
         """Find where the draft model takes the config that its layers are built with."""

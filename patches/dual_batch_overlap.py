@@ -67,6 +67,7 @@ class DualBatchOverlapCodemod(AnchoredCodemod):
     """One function that concatenates whatever a model returns, called in both places."""
 
     patch: ClassVar[str] = "dual-batch-overlap"
+    looks_into: ClassVar[tuple[str, ...]] = (FUNCTION, *(f"{WRAPPER}.{name}" for name in METHODS))
 
     def edit(self, module: cst.Module) -> None:
         """Find both concatenations, or the function of vLLM's own that is called there."""

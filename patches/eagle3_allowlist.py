@@ -83,6 +83,7 @@ class AllowlistCodemod(AnchoredCodemod):
     """Append the missing model types to the list, or put a list in place of the one string."""
 
     patch: ClassVar[str] = "eagle3-allowlist"
+    looks_into: ClassVar[tuple[str, ...]] = (f"{CONFIG}._verify_args", f"{CONFIG}.__post_init__")
 
     def edit(self, module: cst.Module) -> None:
         """Find the membership test, then the list that it goes through or the string."""

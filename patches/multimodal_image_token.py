@@ -72,6 +72,7 @@ class ImageTokenCodemod(AnchoredCodemod):
     """Branches for the wrappers before the fallback."""
 
     patch: ClassVar[str] = "multimodal-image-token"
+    looks_into: ClassVar[tuple[str, ...]] = ("load_model",)
 
     def edit(self, module: cst.Module) -> None:
         """Find the last branch that names a class, or the fallback if it stands alone."""

@@ -28,6 +28,7 @@ MARKER = "# vllm-eagle3-patch: "
 """Every inserted block starts with this comment and the patch's name."""
 
 Node = TypeVar("Node", bound=cst.CSTNode)
+_OPENED = (cst.ClassDef, cst.FunctionDef)
 Listed = TypeVar("Listed", cst.Arg, cst.Element, cst.ImportAlias)
 
 
@@ -35,7 +36,10 @@ class AnchoredCodemod(Codemod, ABC):
     """A codemod that changes one file of vLLM, at anchors.
 
     Subclasses set ``patch`` (the name in the marker comments and in errors) and override
-    :meth:`edit`.
+    :meth:`edit`. They name in ``looks_into`` the functions (``function`` or ``Class.method``)
+    whose bodies it reads or changes in a release of the matrix: of a file that is known by its
+    sha256 all other bodies are left out when it is parsed, which is quick, and the result counts
+    if its sha256 is known too. A function that is not named makes that slow, never wrong.
 
     Args:
         context: LibCST's; its filename is what errors call the file.
@@ -44,6 +48,7 @@ class AnchoredCodemod(Codemod, ABC):
     """
 
     patch: ClassVar[str]
+    looks_into: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -72,16 +77,27 @@ class AnchoredCodemod(Codemod, ABC):
         self.edit(tree)
         edits = _ApplyEdits(self._edits, self._closed(tree))
         changed = cst.ensure_type(tree.visit(edits), cst.Module)
-        assert edits.applied == set(self._edits), "an edit lies outside the classes opened"
+        assert edits.applied == set(self._edits), "an edit lies outside what was opened"
         return changed
 
     def _closed(self, module: cst.Module) -> set[cst.CSTNode]:
-        """The classes and functions that need no visit, if :meth:`only_class` said which do."""
+        """The classes and functions that need no visit, if it was said which do.
+
+        Of a class of which no method was opened, all are visited.
+        """
         if not self._opened:
             return set()
-        kinds = (cst.ClassDef, cst.FunctionDef)
+        owners = [node for node in self._opened if isinstance(node, cst.ClassDef)]
+        blocks = [module.body, *(owner.body.body for owner in owners)]
+        defined = [[node for node in block if isinstance(node, _OPENED)] for block in blocks]
         opened = self._opened | set(self._edits)
-        return {node for node in module.body if isinstance(node, kinds) and node not in opened}
+        return {
+            node
+            for nodes in defined
+            if not self._opened.isdisjoint(nodes)
+            for node in nodes
+            if node not in opened
+        }
 
     def change(self, node: cst.CSTNode, edit: Callable[..., object]) -> None:
         """Replace a node by what ``edit`` makes of it (its children already edited)."""
@@ -132,8 +148,9 @@ class AnchoredCodemod(Codemod, ABC):
     def only_method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef:
         """A class's own method of this name."""
         found = [n for n in owner.body.body if m.matches(n, m.FunctionDef(name=m.Name(name)))]
-        anchor = f"def {name}"
-        return cst.ensure_type(self.only(found, anchor, owner.name.value), cst.FunctionDef)
+        method = self.only(found, f"def {name}", owner.name.value)
+        self._opened.add(method)
+        return cst.ensure_type(method, cst.FunctionDef)
 
     def statements(
         self, module: cst.Module, source: str

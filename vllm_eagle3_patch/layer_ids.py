@@ -117,6 +117,7 @@ class ConfigCodemod(AnchoredCodemod):
     """The method on the config, and its answer in the compile-cache key."""
 
     patch: ClassVar[str] = "aux-layer-ids"
+    looks_into: ClassVar[tuple[str, ...]] = (f"{CONFIG}.compute_hash",)
 
     def edit(self, module: cst.Module) -> None:
         """Find the logger, the class, ``compute_hash``, and where that hashes its factors."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch import __version__
@@ -18,8 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from vllm_eagle3_patch.classify import Assessment, FileStatus
+    from vllm_eagle3_patch.compose import Composed
     from vllm_eagle3_patch.facts import ModelFacts
     from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.matrix import FilePin
     from vllm_eagle3_patch.patch import Patch
     from vllm_eagle3_patch.sources import Sources
     from vllm_eagle3_patch.transaction import Change
@@ -51,14 +52,6 @@ class Options:
     def allows(self, facts: ModelFacts) -> bool:
         """Whether something can be done for a model: its engine may only be put up with."""
         return facts.reason is None or (self.interface_only and facts.engine)
-
-
-@dataclass(frozen=True)
-class Composed:
-    """A file with patches in it."""
-
-    content: bytes
-    patches: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -276,36 +269,38 @@ def compose(
     Raises:
         UnsupportedError: The result is not what the matrix pins.
     """
+    from vllm_eagle3_patch.compose import Task
+    from vllm_eagle3_patch.compose import compose as compose_file
     from vllm_eagle3_patch.patch import has_protocol
 
     base = _base(assessment, options)
     models = _models(assessment)
     protocol = has_protocol(base)
-    composed: dict[str, Composed] = {}
-    problems: list[Problem] = []
-    for patch in _needed(assessment, options, candidates, base):
+    needed = _needed(assessment, options, candidates, base)
+    by_path: dict[str, list[Patch]] = {}
+    for patch in needed:
         for path in patch.paths(base):
-            so_far = composed.get(path) or Composed(base.read(path) or b"", ())
-            try:
-                after = _applied(patch, so_far.content, path, models, protocol)
-            except UnsupportedError as error:
-                problems.append(Problem.of(error))
-                continue
-            if after != so_far.content:
-                composed[path] = Composed(after, (*so_far.patches, patch.name))
-    if problems:
-        raise _AnchorsError(tuple(problems))
+            by_path.setdefault(path, []).append(patch)
+    composed: dict[str, Composed] = {}
+    failures: list[tuple[Patch, UnsupportedError]] = []
+    for path, patches in by_path.items():
+        pin = _original_pin(assessment, base, path)
+        file = compose_file(Task(base.text(path), tuple(patches), models, protocol, pin))
+        failures.extend(file.failures)
+        if file.patches:
+            composed[path] = file
+    if failures:
+        failures.sort(key=lambda failure: needed.index(failure[0]))
+        raise _AnchorsError(tuple(Problem.of(error) for _, error in failures))
     if not (options.only or options.skip or options.models):
         _as_pinned(assessment, composed, hardened=options.harden)
     return composed
 
 
-@lru_cache(maxsize=64)
-def _applied(
-    patch: Patch, content: bytes, path: str, models: tuple[FamilyModel, ...], protocol: bool
-) -> bytes:
-    """What a patch makes of a content; asked again for the plan after writing, and by others."""
-    return patch.apply(content, path, models, protocol=protocol)
+def _original_pin(assessment: Assessment, base: Sources, path: str) -> FilePin | None:
+    """What the matrix knows of a file that is as its release published it."""
+    pin = assessment.release.files.get(path) if assessment.release else None
+    return pin if pin is not None and base.digest(path) == pin.original else None
 
 
 def _base(assessment: Assessment, options: Options) -> Sources:

@@ -143,6 +143,7 @@ def wrapper_patch(entry: Wrapper) -> type[WrapperPatch]:
     class Delegation(WrapperCodemod):
         patch = entry.patch
         owner = entry.owner
+        looks_into = (f"{entry.owner}.__init__",)
 
     class Interface(WrapperPatch):
         name = entry.patch
