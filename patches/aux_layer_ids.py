@@ -35,6 +35,7 @@ from vllm_eagle3_patch.allowlist import PATHS as CONFIGS
 from vllm_eagle3_patch.codemod import AnchoredCodemod, matching
 from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.layer_ids import CONFIG, METHOD, ConfigCodemod, decides
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import RUNNER, Patch
 
 if TYPE_CHECKING:
@@ -103,9 +104,9 @@ class RunnerCodemod(AskConfigCodemod):
 
     def _ask_before_default(self, module: cst.Module, load_model: cst.FunctionDef) -> None:
         anchor = f"....{SETTER}(....{DEFAULT}())"
-        statement = self.only(m.findall(load_model, SETS_DEFAULT), anchor, "load_model")
+        statement = self.only(find_all(load_model, SETS_DEFAULT), anchor, "load_model")
         self.absent(load_model, (METHOD, "aux_layers"), "load_model")
-        (default,) = m.findall(statement, m.Call(func=m.Attribute(attr=m.Name(DEFAULT))))
+        (default,) = find_all(statement, m.Call(func=m.Attribute(attr=m.Name(DEFAULT))))
         self.change(
             default,
             lambda node: cst.BooleanOperation(cst.Name("aux_layers"), cst.Or(), node),

@@ -26,6 +26,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class DraftAttentionBackendCodemod(AnchoredCodemod):
             (function, read)
             for function in module.body
             if m.matches(function, TOLD_MLA)
-            for read in m.findall(function, ENVIRONMENT | CONFIG)
+            for read in find_all(function, ENVIRONMENT | CONFIG)
         ]
         anchor = "the attention backend that is set, read in a function told use_mla"
         read = self.only([read for _, read in reads], anchor, "the module")

@@ -29,6 +29,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod, matching
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class CacheCodemod(DraftModelCodemod):
 class BuilderCodemod(DraftModelCodemod):
     """The draft model's own builder."""
 
-    looks_into: ClassVar[tuple[str, ...]] = ("propose",)
+    looks_into: ClassVar[tuple[str, ...]] = ("propose", FIND_BUILDER)
 
     def edit(self, module: cst.Module) -> None:
         """Find where the builder is chosen, and the method that finds the right one."""
@@ -179,7 +180,7 @@ class QuantizationCodemod(DraftModelCodemod):
     def edit(self, module: cst.Module) -> None:
         """Find where the draft model takes the config that its layers are built with."""
         alias = m.ImportAlias(name=m.Name("VllmConfig"))
-        self.only(m.findall(module, alias), "import of VllmConfig", "the module")
+        self.only(find_all(module, alias), "import of VllmConfig", "the module")
         where = f"{DRAFT_CLASS}.__init__"
         constructor = self.only_method(self.only_class(module, DRAFT_CLASS), "__init__")
         anchor = "current_vllm_config = get_current_vllm_config()"

@@ -18,6 +18,7 @@ from libcst.codemod import Codemod, CodemodContext
 
 from vllm_eagle3_patch.errors import AnchorNotFoundError
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all, holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -71,19 +72,19 @@ class AnchoredCodemod(Codemod, ABC):
         """
 
     def transform_module_impl(self, tree: cst.Module) -> cst.Module:
-        """Apply all edits in one pass over the tree."""
+        """Apply all edits in one pass over what holds them."""
         self._edits.clear()
         self._opened.clear()
         self.edit(tree)
-        edits = _ApplyEdits(self._edits, self._closed(tree))
+        edits = _ApplyEdits(self._edits, holders(tree, self._edits, self._closed(tree)))
         changed = cst.ensure_type(tree.visit(edits), cst.Module)
         assert edits.applied == set(self._edits), "an edit lies outside what was opened"
         return changed
 
     def _closed(self, module: cst.Module) -> set[cst.CSTNode]:
-        """The classes and functions that need no visit, if it was said which do.
+        """The classes and functions that hold no edit, if it was said which do.
 
-        Of a class of which no method was opened, all are visited.
+        Of a class of which no method was opened, all may.
         """
         if not self._opened:
             return set()
@@ -141,8 +142,9 @@ class AnchoredCodemod(Codemod, ABC):
         Raises:
             AnchorNotFoundError: One of them is.
         """
+        used = {cst.ensure_type(n, cst.Name).value for n in find_all(within, m.Name())}
         for name in names:
-            if m.findall(within, m.Name(name)):
+            if name in used:
                 self.only((), f"{where} without {name}", "the module")
 
     def only_method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef:
@@ -161,7 +163,9 @@ class AnchoredCodemod(Codemod, ABC):
         """
         source = textwrap.dedent(source).strip() + "\n"
         parsed = cst.parse_module(source, config=module.config_for_parsing)
-        first, *others = cst.ensure_type(parsed.visit(_UnindentBlankLines()), cst.Module).body
+        if "\n\n" in source:
+            parsed = cst.ensure_type(parsed.visit(_UnindentBlankLines()), cst.Module)
+        first, *others = parsed.body
         comments = [*parsed.header, *getattr(first, "leading_lines", ())]
         marked = first.with_changes(leading_lines=[self.marker_line(), *comments])
         return [marked, *others]
@@ -279,15 +283,15 @@ class _UnindentBlankLines(cst.CSTTransformer):
 
 class _ApplyEdits(cst.CSTTransformer):
     def __init__(
-        self, edits: dict[cst.CSTNode, list[Callable[..., object]]], closed: set[cst.CSTNode]
+        self, edits: dict[cst.CSTNode, list[Callable[..., object]]], holding: set[cst.CSTNode]
     ) -> None:
         super().__init__()
         self._edits = edits
-        self._closed = closed
+        self._holding = holding
         self.applied: set[cst.CSTNode] = set()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        return node not in self._closed
+        return node in self._holding
 
     def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
         for edit in self._edits.get(original_node, ()):
