@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch import matrix
 from vllm_eagle3_patch.errors import PatchError, UnsupportedError
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 _MARKERS = re.compile(rb"# vllm-eagle3-patch: ([a-z0-9-]+)")
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """Something a user should know: a stable code, what is so, what to do."""
 
     code: str
@@ -37,8 +35,7 @@ class Problem:
         return cls(error.code, error.message, error.hint)
 
 
-@dataclass(frozen=True)
-class FileStatus:
+class FileStatus(NamedTuple):
     """One file that a patch concerns.
 
     Attributes:
@@ -60,8 +57,7 @@ class FileStatus:
     stale: bool = False
 
 
-@dataclass(frozen=True)
-class Assessment:
+class Assessment(NamedTuple):
     """Everything that is known of an installation before anything is decided.
 
     Attributes:
@@ -80,7 +76,7 @@ class Assessment:
     release: Release | None
     files: tuple[FileStatus, ...]
     facts: tuple[ModelFacts, ...]
-    problems: tuple[Problem, ...] = field(default=())
+    problems: tuple[Problem, ...] = ()
 
     @property
     def pinned(self) -> bool:
@@ -131,7 +127,7 @@ def classify(installation: Installation) -> Assessment:
         facts = ()
         problems.append(Problem.of(error))
     problems.extend(_problems(assessment))
-    return replace(assessment, facts=facts, problems=tuple(problems))
+    return assessment._replace(facts=facts, problems=tuple(problems))
 
 
 def identify(

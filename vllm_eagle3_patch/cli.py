@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -150,7 +150,7 @@ def check(json: bool, debug: bool, **given: Any) -> NoReturn:
         from vllm_eagle3_patch import commands
 
         report = commands.check(_given_where(given), _given_options(given))
-        return replace(report, options=_options_of_apply(given))
+        return report._replace(options=_options_of_apply(given))
 
     _run(run, as_json=json, debug=debug, command="check")
 
@@ -178,7 +178,7 @@ def verify(json: bool, debug: bool, timeout: int, **given: Any) -> NoReturn:
         with render.progress() as progress:
             verifying = commands.Verifying(timeout, progress)
             report = commands.verify(_given_where(given), _given_options(given), verifying)
-        return replace(report, options=_options_of_apply(given))
+        return report._replace(options=_options_of_apply(given))
 
     _run(run, as_json=json, debug=debug, command="verify")
 
@@ -357,6 +357,7 @@ def _doctor_usage(given: dict[str, Any]) -> None:
 
 def main() -> NoReturn:
     """The console script."""
+    gc.disable()  # It ends soon: collecting what parsing leaves takes longer than it is worth.
     cli(prog_name="vllm-eagle3-patch")
     raise AssertionError("click exits")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.classify import Assessment, Problem, classify
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.verify import CheckResult, ModelResult, Verification
 
 
-@dataclass(frozen=True)
-class Where:
+class Where(NamedTuple):
     """Which vLLM, as the user named it."""
 
     site_packages: Path | None = None
@@ -44,8 +42,7 @@ class Where:
         return find(site_packages=self.site_packages, python=self.python, writing=writing)
 
 
-@dataclass(frozen=True)
-class Verifying:
+class Verifying(NamedTuple):
     """How an installation's code is run to verify it.
 
     Attributes:
@@ -117,11 +114,11 @@ def verify(where: Where, options: Options, verifying: Verifying) -> Report:
             hint = "please report this with the vLLM version; revert takes out what apply put in"
             problem = Problem(VerificationError.default_code, _named(failures), hint)
             code = VerificationError.exit_code
-            decided = replace(decided, exit_code=code, problems=(problem, *decided.problems))
+            decided = decided._replace(exit_code=code, problems=(problem, *decided.problems))
         elif decided.exit_code == 0 and not any(model.ok for model in verification.models):
             problem = Problem("nothing-proven", _unproven(verification.models), _WHERE_TO_VERIFY)
             code = VllmNotFoundError.exit_code
-            decided = replace(decided, exit_code=code, problems=(problem, *decided.problems))
+            decided = decided._replace(exit_code=code, problems=(problem, *decided.problems))
         return _report("verify", assessment, decided, verification=verification)
 
 
@@ -491,10 +488,9 @@ def _forcing(assessment: Assessment, *, force: bool) -> Assessment:
     if not force:
         return assessment
     given = "--force was given: what becomes of it is said in a note, or it stays as it is"
-    return replace(
-        assessment,
+    return assessment._replace(
         problems=tuple(
-            replace(problem, hint=given) if problem.code == "modified" else problem
+            problem._replace(hint=given) if problem.code == "modified" else problem
             for problem in assessment.problems
         ),
     )

@@ -11,11 +11,9 @@ import errno
 import os
 import signal
 import sys
-import traceback
-from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
@@ -36,8 +34,7 @@ _PROGRAM = "vllm-eagle3-patch"
 _UNHARMED = "no file was left half-changed"
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """How a command ended.
 
     Attributes:
@@ -124,6 +121,8 @@ def run_to_end(
     except PatchError as error:
         code = error.exit_code
         if debug:
+            import traceback
+
             _tell(traceback.print_exc)
         if as_json:
             _print(partial(render.print_json, _error_document(error, command, dry_run)), code)

@@ -161,7 +161,7 @@ def _end(content: bytes, body: int, width: int) -> int | None:
     while following := _code_up_to(width).search(content, position):
         if not _within_string(content, body, following.start()):
             return _end_of_code(content, body, following.start())
-        position = following.end()
+        position = following.end() + 1
     if _within_string(content, body, len(content)):
         return None
     return _end_of_code(content, body, len(content))

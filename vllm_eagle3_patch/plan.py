@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.classify import Problem
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 READY, WOULD_CHANGE, CANNOT, MODIFIED = 0, 1, 4, 5
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The options that select what is patched, as the contract names them."""
 
     unpinned: bool = False
@@ -54,8 +52,7 @@ class Options:
         return facts.reason is None or (self.interface_only and facts.engine)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How apply would end, and what it would write.
 
     Attributes:
@@ -70,7 +67,7 @@ class Plan:
     exit_code: int
     state: str
     changes: tuple[Change, ...] = ()
-    before: Mapping[str, bytes] = field(default_factory=dict)
+    before: Mapping[str, bytes] = MappingProxyType({})
     problems: tuple[Problem, ...] = ()
     candidates: tuple[str, ...] = ()
 
@@ -88,7 +85,7 @@ def plan(assessment: Assessment, options: Options, *, contents: bool = True) -> 
         PatchError: A file or a kept original cannot be read.
     """
     if not assessment.facts and options.force:
-        assessment = replace(assessment, facts=_facts_of_originals(assessment, options))
+        assessment = assessment._replace(facts=_facts_of_originals(assessment, options))
     candidates = in_question(assessment, options)
     names = tuple(facts.architecture for facts in candidates)
     blocked = (
@@ -406,6 +403,8 @@ def _state(assessment: Assessment, code: int, candidates: Sequence[ModelFacts]) 
 
 def unified_diff(path: str, before: bytes, after: bytes) -> str:
     """A unified diff that ``patch -p1`` accepts; bytes that are not UTF-8 survive as surrogates."""
+    import difflib
+
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_eagle3_patch.find import ACTIVE
 from vllm_eagle3_patch.site_folder import shell_word
@@ -86,8 +84,7 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One line of text; a command is never wrapped, so that it can be copied whole."""
 
     text: str
@@ -95,8 +92,7 @@ class Line:
     command: bool = False
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """A table: names of columns, and rows of words; perhaps a narrower one with the same rows."""
 
     header: tuple[str, ...]
@@ -104,8 +100,7 @@ class Columns:
     narrow: Columns | None = None
 
 
-@dataclass(frozen=True)
-class Diff:
+class Diff(NamedTuple):
     """A unified diff, shown byte for byte."""
 
     text: str
@@ -174,6 +169,8 @@ def _show(blocks: Iterable[Block]) -> None:
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         _show_on_terminal(blocks)
     else:
+        import shutil
+
         _show_plain(blocks, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
 
 
