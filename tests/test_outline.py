@@ -161,6 +161,12 @@ def test_a_part_that_is_lost_or_moved_is_noticed(lose: int) -> None:
     assert small.restored(b"\n".join(reversed(names))) is None
 
 
+def test_comments_between_definitions_are_passed_quickly() -> None:
+    rule = b"# " * 60
+    content = b"def f():\n    return 1\n%s\nx = 1\ndef g():\n    return 2\n" % rule
+    assert outlined(content).restored(outlined(content).content) == content
+
+
 def test_a_file_with_names_like_ours_is_declined() -> None:
     (name,) = outlined(b"def f():\n    return 1\n").content.splitlines()
     assert outline(b"%s = 1\ndef f():\n    return 1\n" % name, ()) is None

@@ -66,7 +66,11 @@ class Verifying(NamedTuple):
 
 def check(where: Where, options: Options) -> Report:
     """Say whether EAGLE-3 works for each model, and if not, what is missing. Never writes."""
-    installation = where.find()
+    return check_installation(where.find(), options)
+
+
+def check_installation(installation: Installation, options: Options) -> Report:
+    """The same for an installation that was found already."""
     with _about(installation):
         try:
             in_the_way: PatchError | None = _in_the_way(installation.root)

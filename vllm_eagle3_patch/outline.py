@@ -20,7 +20,7 @@ _HEAD = re.compile(rb"^(?P<indent>[ \t]*)(?:@|%s)" % _DEFINITION, re.MULTILINE)
 _END_OF_SIGNATURE = re.compile(rb"^[^#\n]*:[ \t]*(?:#[^\n]*)?\r?\n", re.MULTILINE)
 _OTHER_DEFINITION = re.compile(rb"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]", re.MULTILINE)
 _CODE_LINE = re.compile(rb"^[ \t]*(?=[^\s#])", re.MULTILINE)
-_NO_CODE = re.compile(rb"(?:\s|#[^\n]*)*")
+_NO_CODE = re.compile(rb"(?:\s|#[^\n]*\n)*")
 _QUOTES = (b'"""', b"'''")
 _STAND_IN = re.compile(rb"_vllm_eagle3_patch_left_out_(\d+)_")
 

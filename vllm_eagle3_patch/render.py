@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from vllm_eagle3_patch.classify import Assessment, Problem
     from vllm_eagle3_patch.errors import PatchError
+    from vllm_eagle3_patch.everywhere import Everywhere
     from vllm_eagle3_patch.matrix import Release
     from vllm_eagle3_patch.report import Report
     from vllm_eagle3_patch.verify import Verification
@@ -163,6 +164,32 @@ def print_release(release: Release) -> None:
 def print_blocks(blocks: Iterable[Block]) -> None:
     """Lines and tables that another module made."""
     _show(blocks)
+
+
+def print_everywhere(found: Everywhere) -> None:
+    """A row an installation, and what is wrong with those that could not be read."""
+    _show(_everywhere_blocks(found))
+
+
+def _everywhere_blocks(found: Everywhere) -> Iterator[Block]:
+    if not found.reports:
+        yield Line("No vLLM was found. To look elsewhere too: --search DIR")
+        return
+    header = ("version", "location", "interpreter", "state", "exit code")
+    yield Columns(header, tuple(map(_everywhere_row, found.reports)))
+    for report in found.reports:
+        if report.installation is None or report.state is None:
+            for problem in report.problems:
+                yield Line(f"{printable(problem.code)}: {printable(problem.message)}")
+
+
+def _everywhere_row(report: Report) -> tuple[str, ...]:
+    installation = report.installation
+    shown = ("-", "-", "-")
+    if installation is not None:
+        place = printable(installation.package)
+        shown = (installation.version or "-", place, printable(installation.python or "-"))
+    return (*shown, report.state or "error", str(report.exit_code))
 
 
 def _show(blocks: Iterable[Block]) -> None:
