@@ -122,7 +122,7 @@ def classify(installation: Installation) -> Assessment:
     )
     assessment = Assessment(installation, sources, manifest, release, files, ())
     try:
-        facts = _facts(assessment)
+        facts = facts_of(sources, release)
     except UnsupportedError as error:
         facts = ()
         problems.append(Problem.of(error))
@@ -222,16 +222,17 @@ def _unknown_status(
     return FileStatus(path, state, digest, markers, known=False)
 
 
-def _facts(assessment: Assessment) -> tuple[ModelFacts, ...]:
-    """From the matrix where every file is as pinned, else from the source."""
-    sources, release = assessment.sources, assessment.release
-    if release is not None and all(
-        sources.digest(path) == pin for path, pin in release.evidence.items()
-    ):
-        digests = {status.path: status.digest for status in assessment.files}
-        if all(digests[path] == pin.original for path, pin in release.files.items()):
+def facts_of(sources: Sources, release: Release | None) -> tuple[ModelFacts, ...]:
+    """From the matrix where every file is as pinned, else from the source.
+
+    Raises:
+        UnsupportedError: A file that decides cannot be parsed.
+    """
+    digest = sources.digest
+    if release is not None and all(digest(path) == pin for path, pin in release.evidence.items()):
+        if all(digest(path) == pin.original for path, pin in release.files.items()):
             return tuple(_pinned(model, patched=False) for model in release.models)
-        if all(digests[path] == pin.patched for path, pin in release.files.items()):
+        if all(digest(path) == pin.patched for path, pin in release.files.items()):
             return tuple(_pinned(model, patched=True) for model in release.models)
     from vllm_eagle3_patch.survey import survey
 

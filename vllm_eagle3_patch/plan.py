@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch import __version__
-from vllm_eagle3_patch.classify import Problem
+from vllm_eagle3_patch.classify import Problem, facts_of
 from vllm_eagle3_patch.errors import UnsupportedError
 from vllm_eagle3_patch.family import FAMILY, select_models
 from vllm_eagle3_patch.sources import sha256
@@ -322,9 +322,8 @@ def _needed(
     names = {facts.architecture for facts in candidates}
     facts_before = candidates
     if any(status.entry is not None for status in assessment.files) or options.force:
-        from vllm_eagle3_patch.survey import survey
-
-        facts_before = tuple(f for f in survey(base) if f.architecture in names)
+        facts_before = facts_of(base, assessment.release)
+        facts_before = tuple(f for f in facts_before if f.architecture in names)
     return chosen_patches(
         {name for facts in facts_before for name in facts.missing},
         harden=options.harden,
