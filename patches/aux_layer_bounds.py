@@ -31,6 +31,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod, assigns, matching, self_attribute
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 from vllm_eagle3_patch.patches.deepseek_v2 import (
     CLASS_DEFAULT,
@@ -164,6 +165,12 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
     """The checks on both classes, and both ends in the inner one's forward."""
 
     patch: ClassVar[str] = "aux-layer-bounds"
+    looks_into: ClassVar[tuple[str, ...]] = (
+        *(f"{model}.forward" for model in MODELS),
+        f"{OUTER}.forward",
+        f"{OUTER}.{SETTER}",
+        f"{OUTER}.{DEFAULT}",
+    )
 
     def edit(self, module: cst.Module) -> None:
         """Find the inner class, in the file of the outer one that too, and what collects."""
@@ -206,12 +213,12 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
         branch = SHARDED_BRANCH.replace("sharded", test) if test else ""
         append = APPEND if m.matches(keeps, KEEPS) else ""
         self._replace(module, keeps, KEEP_SUMMED.replace(SHARDED_BRANCH, branch) + append)
-        if not m.findall(module, m.ImportAlias(name=m.Name(SUM_OVER_RANKS))):
+        if not find_all(module, m.ImportAlias(name=m.Name(SUM_OVER_RANKS))):
             self.import_name(module, SUM_OVER_RANKS, beside="get_pp_group")
 
     def _keeps(self, forward: cst.FunctionDef, where: str) -> cst.SimpleStatementLine:
         """The statement in the layer loop that keeps what enters a layer."""
-        loops = m.findall(forward, m.For())
+        loops = find_all(forward, m.For())
         numbered = matching(forward.body, NUMBERED_LOOP)
         anchor = "for ..., layer in enumerate(islice(...), start=self.start_layer)"
         loop = cst.ensure_type(self.only(numbered, anchor, where), cst.For)
@@ -237,7 +244,7 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
         Where there are both, the plain one is for sharded states; the test for those comes third.
         """
         anchor = "hidden_states, _ = self.norm(...) or fused_allreduce_rms_norm(...)"
-        norms = m.findall(forward, LAST_NORM | SUMMING_NORM)
+        norms = find_all(forward, LAST_NORM | SUMMING_NORM)
         for node in matching(forward.body, EITHER_NORM):
             either = cst.ensure_type(node, cst.If)
             plain = matching(either.body, LAST_NORM)
@@ -250,7 +257,7 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
 
     def _keeps_last(self, forward: cst.FunctionDef, norm: cst.CSTNode | None, where: str) -> bool:
         """Whether the forward keeps the final stream already, before its one plain norm."""
-        if len(m.findall(forward, self_attribute(IDS))) == 1:
+        if len(find_all(forward, self_attribute(IDS))) == 1:
             return False
         statements = list(forward.body.body)
         before = statements[: statements.index(norm)] if norm in statements else []

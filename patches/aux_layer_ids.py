@@ -35,6 +35,7 @@ from vllm_eagle3_patch.allowlist import PATHS as CONFIGS
 from vllm_eagle3_patch.codemod import AnchoredCodemod, matching
 from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.layer_ids import CONFIG, METHOD, ConfigCodemod, decides
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import RUNNER, Patch
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class AskConfigCodemod(AnchoredCodemod):
 class RunnerCodemod(AskConfigCodemod):
     """The V1 runner: its reader asks the config; up to 0.11.0 it has none."""
 
+    looks_into: ClassVar[tuple[str, ...]] = (READER, "load_model")
+
     def edit(self, module: cst.Module) -> None:
         """Find the reader, or else where ``load_model`` sets the model's default."""
         defines_reader = m.FunctionDef(name=m.Name(READER))
@@ -101,9 +104,9 @@ class RunnerCodemod(AskConfigCodemod):
 
     def _ask_before_default(self, module: cst.Module, load_model: cst.FunctionDef) -> None:
         anchor = f"....{SETTER}(....{DEFAULT}())"
-        statement = self.only(m.findall(load_model, SETS_DEFAULT), anchor, "load_model")
+        statement = self.only(find_all(load_model, SETS_DEFAULT), anchor, "load_model")
         self.absent(load_model, (METHOD, "aux_layers"), "load_model")
-        (default,) = m.findall(statement, m.Call(func=m.Attribute(attr=m.Name(DEFAULT))))
+        (default,) = find_all(statement, m.Call(func=m.Attribute(attr=m.Name(DEFAULT))))
         self.change(
             default,
             lambda node: cst.BooleanOperation(cst.Name("aux_layers"), cst.Or(), node),
@@ -113,6 +116,8 @@ class RunnerCodemod(AskConfigCodemod):
 
 class NewerRunnerCodemod(AskConfigCodemod):
     """The reader of the runner under ``vllm/v1/worker/gpu``, a function."""
+
+    looks_into: ClassVar[tuple[str, ...]] = (NEWER_READER,)
 
     def edit(self, module: cst.Module) -> None:
         """Find the function and its parameter."""

@@ -21,6 +21,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod, assigns, matching, self_attribute
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class DeepseekV2Codemod(AnchoredCodemod):
     """The interface on the outer class, the collecting forward on the inner one."""
 
     patch: ClassVar[str] = "deepseek-v2"
+    looks_into: ClassVar[tuple[str, ...]] = (f"{MODEL}.forward", f"{OUTER}.forward")
 
     def edit(self, module: cst.Module) -> None:
         """Find the import, both classes, the layer loop, the last norm and the return."""
@@ -153,7 +155,7 @@ class DeepseekV2Codemod(AnchoredCodemod):
     def _collect(self, module: cst.Module, forward: cst.FunctionDef) -> None:
         where = f"{MODEL}.forward"
         statements = forward.body.body
-        loop = self.only(m.findall(forward, m.For()), "one loop", where)
+        loop = self.only(find_all(forward, m.For()), "one loop", where)
         self.only(
             [loop] if loop in statements and m.matches(loop, LAYER_LOOP) else [],
             f"for layer in {' or '.join(LAYERS)}",

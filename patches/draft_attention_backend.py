@@ -26,6 +26,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class DraftAttentionBackendCodemod(AnchoredCodemod):
     """A function above the one that reads the backend, and what it reads passed through it."""
 
     patch: ClassVar[str] = "draft-attention-backend"
+    looks_into: ClassVar[tuple[str, ...]] = ("get_attn_backend", "_cached_get_attn_backend")
 
     def edit(self, module: cst.Module) -> None:
         """Find the one place where the backend that is set is read for a layer."""
@@ -88,7 +90,7 @@ class DraftAttentionBackendCodemod(AnchoredCodemod):
             (function, read)
             for function in module.body
             if m.matches(function, TOLD_MLA)
-            for read in m.findall(function, ENVIRONMENT | CONFIG)
+            for read in find_all(function, ENVIRONMENT | CONFIG)
         ]
         anchor = "the attention backend that is set, read in a function told use_mla"
         read = self.only([read for _, read in reads], anchor, "the module")

@@ -29,6 +29,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod, matching
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class DraftModelCodemod(AnchoredCodemod):
 class CacheCodemod(DraftModelCodemod):
     """Each layer is asked for the kind of its KV cache."""
 
+    looks_into: ClassVar[tuple[str, ...]] = (SPECS,)
+
     def edit(self, module: cst.Module) -> None:
         """Find where the target's config is asked, and the loop over the layers."""
         specs = self.only_method(self.only_class_with(module, SPECS), SPECS)
@@ -130,6 +133,8 @@ class CacheCodemod(DraftModelCodemod):
 
 class BuilderCodemod(DraftModelCodemod):
     """The draft model's own builder."""
+
+    looks_into: ClassVar[tuple[str, ...]] = ("propose", FIND_BUILDER)
 
     def edit(self, module: cst.Module) -> None:
         """Find where the builder is chosen, and the method that finds the right one."""
@@ -151,6 +156,8 @@ class BuilderCodemod(DraftModelCodemod):
 class SlidingWindowCodemod(DraftModelCodemod):
     """MLA layers are none of this builder's business."""
 
+    looks_into: ClassVar[tuple[str, ...]] = (WINDOWS,)
+
     def edit(self, module: cst.Module) -> None:
         """Find the assertion that every layer has FlashAttention."""
         named = m.FunctionDef(name=m.Name(WINDOWS))
@@ -168,10 +175,12 @@ class SlidingWindowCodemod(DraftModelCodemod):
 class QuantizationCodemod(DraftModelCodemod):
     """The draft model's own quantization, or none."""
 
+    looks_into: ClassVar[tuple[str, ...]] = (f"{DRAFT_CLASS}.__init__",)
+
     def edit(self, module: cst.Module) -> None:
         """Find where the draft model takes the config that its layers are built with."""
         alias = m.ImportAlias(name=m.Name("VllmConfig"))
-        self.only(m.findall(module, alias), "import of VllmConfig", "the module")
+        self.only(find_all(module, alias), "import of VllmConfig", "the module")
         where = f"{DRAFT_CLASS}.__init__"
         constructor = self.only_method(self.only_class(module, DRAFT_CLASS), "__init__")
         anchor = "current_vllm_config = get_current_vllm_config()"

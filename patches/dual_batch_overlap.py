@@ -22,6 +22,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class DualBatchOverlapCodemod(AnchoredCodemod):
     """One function that concatenates whatever a model returns, called in both places."""
 
     patch: ClassVar[str] = "dual-batch-overlap"
+    looks_into: ClassVar[tuple[str, ...]] = (FUNCTION, *(f"{WRAPPER}.{name}" for name in METHODS))
 
     def edit(self, module: cst.Module) -> None:
         """Find both concatenations, or the function of vLLM's own that is called there."""
@@ -77,7 +79,7 @@ class DualBatchOverlapCodemod(AnchoredCodemod):
             return
         wrapper = self.only_class(module, WRAPPER)
         for name in METHODS:
-            found = m.findall(self.only_method(wrapper, name), _cat("sorted_results"))
+            found = find_all(self.only_method(wrapper, name), _cat("sorted_results"))
             call = self.only(found, "torch.cat(sorted_results, dim=0)", f"{WRAPPER}.{name}")
             self.change(call, _through_function)
         (function,) = self.statements(module, CONCATENATE)
@@ -88,9 +90,9 @@ class DualBatchOverlapCodemod(AnchoredCodemod):
     def _mend(self, function: cst.CSTNode) -> None:
         """Lists are taken apart like tuples, and what is in them too."""
         anchor = "if sorted_results and isinstance(sorted_results[0], tuple): return tuple(...)"
-        branch = self.only(m.findall(function, TUPLES_ONLY), anchor, FUNCTION)
-        (kind,) = m.findall(branch, IS_TUPLE)
-        (call,) = m.findall(branch, _cat("parts"))
+        branch = self.only(find_all(function, TUPLES_ONLY), anchor, FUNCTION)
+        (kind,) = find_all(branch, IS_TUPLE)
+        (call,) = find_all(branch, _cat("parts"))
         either = cst.parse_expression("(tuple, list)")
         self.change(cst.ensure_type(kind, cst.Call).args[1].value, lambda _: either)
         self.change(call, _through_function)

@@ -24,6 +24,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch.allowlist import CONFIG, PATHS, allowlists, limits_models
 from vllm_eagle3_patch.codemod import AnchoredCodemod, without_comment
 from vllm_eagle3_patch.family import FAMILY, MODEL_TYPES
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 
 if TYPE_CHECKING:
@@ -83,11 +84,12 @@ class AllowlistCodemod(AnchoredCodemod):
     """Append the missing model types to the list, or put a list in place of the one string."""
 
     patch: ClassVar[str] = "eagle3-allowlist"
+    looks_into: ClassVar[tuple[str, ...]] = (f"{CONFIG}._verify_args",)
 
     def edit(self, module: cst.Module) -> None:
         """Find the membership test, then the list that it goes through or the string."""
         within, where = self._config(module)
-        lists, strings = m.findall(within, LIST_TEST), m.findall(within, STRING_TEST)
+        lists, strings = find_all(within, LIST_TEST), find_all(within, STRING_TEST)
         test = self.only([*lists, *strings], ANCHOR, where)
         if strings:
             self._list_for_string(module, within, cst.ensure_type(test, cst.Comparison), where)
@@ -107,7 +109,7 @@ class AllowlistCodemod(AnchoredCodemod):
         name = cst.ensure_type(generator.for_in.iter, cst.Name).value
         target = m.AssignTarget(m.Name(name))
         assignment = self.only(
-            m.findall(within, m.Assign(targets=[target], value=m.List(elements=[m.AtLeastN(n=1)]))),
+            find_all(within, m.Assign(targets=[target], value=m.List(elements=[m.AtLeastN(n=1)]))),
             f"{name} = [...]",
             where,
         )
@@ -128,14 +130,14 @@ class AllowlistCodemod(AnchoredCodemod):
         self.absent(within, (LIST_NAME,), where)
         holders = [
             node
-            for block in m.findall(within, m.IndentedBlock())
+            for block in find_all(within, m.IndentedBlock())
             for node in cst.ensure_type(block, cst.IndentedBlock).body
-            if isinstance(node, cst.If) and test in m.findall(node.test, STRING_TEST)
+            if isinstance(node, cst.If) and test in find_all(node.test, STRING_TEST)
         ]
         holder = self.only(holders, f"if ... {module.code_for_node(test.left)} not in ...", where)
         told = [
             node
-            for node in m.findall(holder.body, m.SimpleString())
+            for node in find_all(holder.body, m.SimpleString())
             if ONLY_MODELS.fullmatch(cst.ensure_type(node, cst.SimpleString).value)
         ]
         anchor = '"... is only supported for Llama models"'

@@ -23,6 +23,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch.codemod import AnchoredCodemod
 from vllm_eagle3_patch.family import FAMILY
 from vllm_eagle3_patch.image_tokens import PATHS, image_tokens, mentions_of_classes
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 from vllm_eagle3_patch.sources import parse
 
@@ -72,17 +73,18 @@ class ImageTokenCodemod(AnchoredCodemod):
     """Branches for the wrappers before the fallback."""
 
     patch: ClassVar[str] = "multimodal-image-token"
+    looks_into: ClassVar[tuple[str, ...]] = ("load_model",)
 
     def edit(self, module: cst.Module) -> None:
         """Find the last branch that names a class, or the fallback if it stands alone."""
         load_model = self.only_method(self.only_class_with(module, "load_model"), "load_model")
-        alone = m.findall(load_model, NO_BRANCH)
+        alone = find_all(load_model, NO_BRANCH)
         if alone:
             found = self.only(alone, "one target_model.config.image_token_index", "load_model")
             self._surround(module, cst.ensure_type(found, cst.If))
             return
         anchor = "branch before target_model.config.image_token_index"
-        last = self.only(m.findall(load_model, LAST_BRANCH), anchor, "load_model")
+        last = self.only(find_all(load_model, LAST_BRANCH), anchor, "load_model")
         branches = self._branches(module, cst.ensure_type(last, cst.If).orelse, MODEL_NAME)
         self.change(last, lambda node: node.with_changes(orelse=branches))
 

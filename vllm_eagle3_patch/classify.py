@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch import matrix
 from vllm_eagle3_patch.errors import PatchError, UnsupportedError
@@ -24,8 +23,7 @@ OUTDATED_BYTECODE = "outdated-bytecode"
 _MARKERS = re.compile(rb"# vllm-eagle3-patch: ([a-z0-9-]+)")
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """Something a user should know: a stable code, what is so, what to do."""
 
     code: str
@@ -38,8 +36,7 @@ class Problem:
         return cls(error.code, error.message, error.hint)
 
 
-@dataclass(frozen=True)
-class FileStatus:
+class FileStatus(NamedTuple):
     """One file that a patch concerns.
 
     Attributes:
@@ -61,8 +58,7 @@ class FileStatus:
     stale: bool = False
 
 
-@dataclass(frozen=True)
-class Assessment:
+class Assessment(NamedTuple):
     """Everything that is known of an installation before anything is decided.
 
     Attributes:
@@ -81,7 +77,7 @@ class Assessment:
     release: Release | None
     files: tuple[FileStatus, ...]
     facts: tuple[ModelFacts, ...]
-    problems: tuple[Problem, ...] = field(default=())
+    problems: tuple[Problem, ...] = ()
 
     @property
     def pinned(self) -> bool:
@@ -134,12 +130,12 @@ def classify(installation: Installation) -> Assessment:
     )
     assessment = Assessment(installation, sources, manifest, release, files, ())
     try:
-        facts = _facts(assessment)
+        facts = facts_of(sources, release)
     except UnsupportedError as error:
         facts = ()
         problems.append(Problem.of(error))
     problems.extend(_problems(assessment))
-    return replace(assessment, facts=facts, problems=tuple(problems))
+    return assessment._replace(facts=facts, problems=tuple(problems))
 
 
 def identify(
@@ -234,16 +230,17 @@ def _unknown_status(
     return FileStatus(path, state, digest, markers, known=False)
 
 
-def _facts(assessment: Assessment) -> tuple[ModelFacts, ...]:
-    """From the matrix where every file is as pinned, else from the source."""
-    sources, release = assessment.sources, assessment.release
-    if release is not None and all(
-        sources.digest(path) == pin for path, pin in release.evidence.items()
-    ):
-        digests = {status.path: status.digest for status in assessment.files}
-        if all(digests[path] == pin.original for path, pin in release.files.items()):
+def facts_of(sources: Sources, release: Release | None) -> tuple[ModelFacts, ...]:
+    """From the matrix where every file is as pinned, else from the source.
+
+    Raises:
+        UnsupportedError: A file that decides cannot be parsed.
+    """
+    digest = sources.digest
+    if release is not None and all(digest(path) == pin for path, pin in release.evidence.items()):
+        if all(digest(path) == pin.original for path, pin in release.files.items()):
             return tuple(_pinned(model, patched=False) for model in release.models)
-        if all(digests[path] == pin.patched for path, pin in release.files.items()):
+        if all(digest(path) == pin.patched for path, pin in release.files.items()):
             return tuple(_pinned(model, patched=True) for model in release.models)
     from vllm_eagle3_patch.survey import survey
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -137,20 +137,36 @@ def _timeout(meaning: str) -> Callable[..., Any]:
 @_where
 @_selection
 @_models
+@click.option("--all", "everywhere", is_flag=True, help="Every installation on this host.")
+@click.option(
+    "--search",
+    type=_folder,
+    multiple=True,
+    metavar="DIR",
+    help="With --all: also look for environments below this folder (repeatable).",
+)
 @_output
-def check(json: bool, debug: bool, **given: Any) -> NoReturn:
+def check(
+    json: bool, debug: bool, everywhere: bool, search: tuple[Path, ...], **given: Any
+) -> NoReturn:
     """Say whether EAGLE-3 works here for each model, and what is missing.
+
+    With --all: for each vLLM in the usual places for environments (venv, conda, virtualenvs, uv,
+    pipx, pyenv, /opt, the system's, those of running processes), a row each. No interpreter is
+    started. The exit code is the highest of them.
 
     \b
     Exit code: 0 ready, 1 apply would make it work, 3 no vLLM, 4 cannot be patched,
     5 a file was changed by someone else, 7 another run is busy, 8 a run was interrupted.
     """
+    if everywhere or search:
+        _check_all(everywhere, search, given, as_json=json, debug=debug)
 
     def run() -> Report:
         from vllm_eagle3_patch import commands
 
         report = commands.check(_given_where(given), _given_options(given))
-        return replace(report, options=_options_of_apply(given))
+        return report._replace(options=_options_of_apply(given))
 
     _run(run, as_json=json, debug=debug, command="check")
 
@@ -178,7 +194,7 @@ def verify(json: bool, debug: bool, timeout: int, **given: Any) -> NoReturn:
         with render.progress() as progress:
             verifying = commands.Verifying(timeout, progress)
             report = commands.verify(_given_where(given), _given_options(given), verifying)
-        return replace(report, options=_options_of_apply(given))
+        return report._replace(options=_options_of_apply(given))
 
     _run(run, as_json=json, debug=debug, command="verify")
 
@@ -357,8 +373,30 @@ def _doctor_usage(given: dict[str, Any]) -> None:
 
 def main() -> NoReturn:
     """The console script."""
+    gc.disable()  # It ends soon: collecting what parsing leaves takes longer than it is worth.
     cli(prog_name="vllm-eagle3-patch")
     raise AssertionError("click exits")
+
+
+def _check_all(
+    everywhere: bool, search: tuple[Path, ...], given: dict[str, Any], *, as_json: bool, debug: bool
+) -> NoReturn:
+    if not everywhere:
+        message = "it goes with --all"
+        raise click.BadParameter(message, param_hint="--search")
+    if given["site_packages"] is not None or given["python"] is not None:
+        message = "--all looks everywhere: it does not go with --site-packages or --python"
+        raise click.UsageError(message)
+
+    def run() -> ending.Ending:
+        from vllm_eagle3_patch import render
+        from vllm_eagle3_patch.everywhere import check_all
+
+        found = check_all(_given_options(given), search)
+        show = functools.partial(render.print_everywhere, found)
+        return ending.Ending(found.exit_code, found.document, show)
+
+    ending.run_to_end(run, command="check", as_json=as_json, debug=debug)
 
 
 def _given_where(given: dict[str, Any]) -> Where:

@@ -18,6 +18,7 @@ from libcst.codemod import Codemod, CodemodContext
 
 from vllm_eagle3_patch.errors import AnchorNotFoundError
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all, holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ MARKER = "# vllm-eagle3-patch: "
 """Every inserted block starts with this comment and the patch's name."""
 
 Node = TypeVar("Node", bound=cst.CSTNode)
+_OPENED = (cst.ClassDef, cst.FunctionDef)
 Listed = TypeVar("Listed", cst.Arg, cst.Element, cst.ImportAlias)
 
 
@@ -35,7 +37,10 @@ class AnchoredCodemod(Codemod, ABC):
     """A codemod that changes one file of vLLM, at anchors.
 
     Subclasses set ``patch`` (the name in the marker comments and in errors) and override
-    :meth:`edit`.
+    :meth:`edit`. They name in ``looks_into`` the functions (``function`` or ``Class.method``)
+    whose bodies it reads or changes in a release of the matrix: of a file that is known by its
+    sha256 all other bodies are left out when it is parsed, which is quick, and the result counts
+    if its sha256 is known too. A function that is not named makes that slow, never wrong.
 
     Args:
         context: LibCST's; its filename is what errors call the file.
@@ -44,6 +49,7 @@ class AnchoredCodemod(Codemod, ABC):
     """
 
     patch: ClassVar[str]
+    looks_into: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -66,22 +72,33 @@ class AnchoredCodemod(Codemod, ABC):
         """
 
     def transform_module_impl(self, tree: cst.Module) -> cst.Module:
-        """Apply all edits in one pass over the tree."""
+        """Apply all edits in one pass over what holds them."""
         self._edits.clear()
         self._opened.clear()
         self.edit(tree)
-        edits = _ApplyEdits(self._edits, self._closed(tree))
+        edits = _ApplyEdits(self._edits, holders(tree, self._edits, self._closed(tree)))
         changed = cst.ensure_type(tree.visit(edits), cst.Module)
-        assert edits.applied == set(self._edits), "an edit lies outside the classes opened"
+        assert edits.applied == set(self._edits), "an edit lies outside what was opened"
         return changed
 
     def _closed(self, module: cst.Module) -> set[cst.CSTNode]:
-        """The classes and functions that need no visit, if :meth:`only_class` said which do."""
+        """The classes and functions that hold no edit, if it was said which do.
+
+        Of a class of which no method was opened, all may.
+        """
         if not self._opened:
             return set()
-        kinds = (cst.ClassDef, cst.FunctionDef)
+        owners = [node for node in self._opened if isinstance(node, cst.ClassDef)]
+        blocks = [module.body, *(owner.body.body for owner in owners)]
+        defined = [[node for node in block if isinstance(node, _OPENED)] for block in blocks]
         opened = self._opened | set(self._edits)
-        return {node for node in module.body if isinstance(node, kinds) and node not in opened}
+        return {
+            node
+            for nodes in defined
+            if not self._opened.isdisjoint(nodes)
+            for node in nodes
+            if node not in opened
+        }
 
     def change(self, node: cst.CSTNode, edit: Callable[..., object]) -> None:
         """Replace a node by what ``edit`` makes of it (its children already edited)."""
@@ -125,15 +142,17 @@ class AnchoredCodemod(Codemod, ABC):
         Raises:
             AnchorNotFoundError: One of them is.
         """
+        used = {cst.ensure_type(n, cst.Name).value for n in find_all(within, m.Name())}
         for name in names:
-            if m.findall(within, m.Name(name)):
+            if name in used:
                 self.only((), f"{where} without {name}", "the module")
 
     def only_method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef:
         """A class's own method of this name."""
         found = [n for n in owner.body.body if m.matches(n, m.FunctionDef(name=m.Name(name)))]
-        anchor = f"def {name}"
-        return cst.ensure_type(self.only(found, anchor, owner.name.value), cst.FunctionDef)
+        method = self.only(found, f"def {name}", owner.name.value)
+        self._opened.add(method)
+        return cst.ensure_type(method, cst.FunctionDef)
 
     def statements(
         self, module: cst.Module, source: str
@@ -144,7 +163,9 @@ class AnchoredCodemod(Codemod, ABC):
         """
         source = textwrap.dedent(source).strip() + "\n"
         parsed = cst.parse_module(source, config=module.config_for_parsing)
-        first, *others = cst.ensure_type(parsed.visit(_UnindentBlankLines()), cst.Module).body
+        if "\n\n" in source:
+            parsed = cst.ensure_type(parsed.visit(_UnindentBlankLines()), cst.Module)
+        first, *others = parsed.body
         comments = [*parsed.header, *getattr(first, "leading_lines", ())]
         marked = first.with_changes(leading_lines=[self.marker_line(), *comments])
         return [marked, *others]
@@ -262,15 +283,15 @@ class _UnindentBlankLines(cst.CSTTransformer):
 
 class _ApplyEdits(cst.CSTTransformer):
     def __init__(
-        self, edits: dict[cst.CSTNode, list[Callable[..., object]]], closed: set[cst.CSTNode]
+        self, edits: dict[cst.CSTNode, list[Callable[..., object]]], holding: set[cst.CSTNode]
     ) -> None:
         super().__init__()
         self._edits = edits
-        self._closed = closed
+        self._holding = holding
         self.applied: set[cst.CSTNode] = set()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        return node not in self._closed
+        return node in self._holding
 
     def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
         for edit in self._edits.get(original_node, ()):

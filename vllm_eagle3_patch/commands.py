@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.classify import (
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
 _LOOKS = 5
 
 
-@dataclass(frozen=True)
-class Where:
+class Where(NamedTuple):
     """Which vLLM, as the user named it."""
 
     site_packages: Path | None = None
@@ -55,8 +53,7 @@ class Where:
         return find(site_packages=self.site_packages, python=self.python, writing=writing)
 
 
-@dataclass(frozen=True)
-class Verifying:
+class Verifying(NamedTuple):
     """How an installation's code is run to verify it.
 
     Attributes:
@@ -80,7 +77,11 @@ class Verifying:
 
 def check(where: Where, options: Options) -> Report:
     """Say whether EAGLE-3 works for each model, and if not, what is missing. Never writes."""
-    installation = where.find()
+    return check_installation(where.find(), options)
+
+
+def check_installation(installation: Installation, options: Options) -> Report:
+    """The same for an installation that was found already."""
     with _about(installation):
         try:
             in_the_way: PatchError | None = _in_the_way(installation.root)
@@ -128,11 +129,11 @@ def verify(where: Where, options: Options, verifying: Verifying) -> Report:
             hint = "please report this with the vLLM version; revert takes out what apply put in"
             problem = Problem(VerificationError.default_code, _named(failures), hint)
             code = VerificationError.exit_code
-            decided = replace(decided, exit_code=code, problems=(problem, *decided.problems))
+            decided = decided._replace(exit_code=code, problems=(problem, *decided.problems))
         elif decided.exit_code == 0 and not any(model.ok for model in verification.models):
             problem = Problem("nothing-proven", _unproven(verification.models), _WHERE_TO_VERIFY)
             code = VllmNotFoundError.exit_code
-            decided = replace(decided, exit_code=code, problems=(problem, *decided.problems))
+            decided = decided._replace(exit_code=code, problems=(problem, *decided.problems))
         return _report("verify", assessment, decided, verification=verification)
 
 
@@ -414,7 +415,7 @@ def diff(where: Where, options: Options) -> Report:
         assessment = classify(installation)
         decided = plan(assessment, options)
         if untrusted(assessment):  # What was made cannot be told from what was there.
-            decided = replace(decided, exit_code=MODIFIED)
+            decided = decided._replace(exit_code=MODIFIED)
         if decided.exit_code > 1:
             return _report("diff", assessment, decided)
         after = {change.path: change.after for change in decided.changes}
@@ -572,10 +573,9 @@ def _forcing(assessment: Assessment, *, force: bool) -> Assessment:
     if not force:
         return assessment
     given = "--force was given: what becomes of it is said in a note, or it stays as it is"
-    return replace(
-        assessment,
+    return assessment._replace(
         problems=tuple(
-            replace(problem, hint=given) if problem.code == "modified" else problem
+            problem._replace(hint=given) if problem.code == "modified" else problem
             for problem in assessment.problems
         ),
     )

@@ -7,8 +7,8 @@ import posixpath
 import re
 from binascii import a2b_base64
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vllm_eagle3_patch.site_folder import PACKAGE, one_line
 
@@ -18,8 +18,7 @@ _TO_STANDARD_BASE64 = bytes.maketrans(b"-_", b"+/")
 _SHA256 = re.compile(r"[A-Za-z0-9_+/-]{43}=?")
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(NamedTuple):
     """What the metadata says of the distribution.
 
     Attributes:

@@ -11,11 +11,9 @@ import errno
 import os
 import signal
 import sys
-import traceback
-from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
@@ -36,8 +34,7 @@ _PROGRAM = "vllm-eagle3-patch"
 _UNHARMED = "no file was left half-changed"
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """How a command ended.
 
     Attributes:
@@ -249,6 +246,8 @@ def _tell_line(text: str) -> None:
 
 def _tell_traceback() -> None:
     """Show the error that is being handled: it may quote what files hold."""
+    import traceback
+
     _tell_line(_lines(traceback.format_exc().rstrip()))
 
 

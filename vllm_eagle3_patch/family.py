@@ -15,13 +15,12 @@ class (or a bare ``DeepseekV2Model``) as its language model. Not in it, although
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MODELS = "vllm/model_executor/models"
 
 
-@dataclass(frozen=True)
-class Wrapper:
+class Wrapper(NamedTuple):
     """A multimodal model around a language model of the family.
 
     Attributes:
@@ -41,8 +40,7 @@ class Wrapper:
     language_model: str = f"{MODELS}/deepseek_v2.py"
 
 
-@dataclass(frozen=True)
-class FamilyModel:
+class FamilyModel(NamedTuple):
     """A target model of the family.
 
     Attributes:

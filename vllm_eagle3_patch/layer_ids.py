@@ -12,6 +12,7 @@ from libcst import matchers as m
 
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod
+from vllm_eagle3_patch.nodes import find_all
 
 if TYPE_CHECKING:
     import ast
@@ -117,6 +118,7 @@ class ConfigCodemod(AnchoredCodemod):
     """The method on the config, and its answer in the compile-cache key."""
 
     patch: ClassVar[str] = "aux-layer-ids"
+    looks_into: ClassVar[tuple[str, ...]] = (f"{CONFIG}.compute_hash",)
 
     def edit(self, module: cst.Module) -> None:
         """Find the logger, the class, ``compute_hash``, and where that hashes its factors."""
@@ -134,9 +136,9 @@ class ConfigCodemod(AnchoredCodemod):
 
     def _hash(self, module: cst.Module, compute_hash: cst.FunctionDef) -> None:
         where = f"{CONFIG}.compute_hash"
-        found = m.findall(compute_hash, READS_TOP_LEVEL)
+        found = find_all(compute_hash, READS_TOP_LEVEL)
         if not found:
-            statements = [s for s in compute_hash.body.body if m.findall(s, HASHES_FACTORS)]
+            statements = [s for s in compute_hash.body.body if find_all(s, HASHES_FACTORS)]
             statement = self.only(statements, "str(factors)", where)
             self.insert_before(statement, self.statements(module, HASHED))
             return
@@ -150,7 +152,7 @@ class ConfigCodemod(AnchoredCodemod):
             args=[m.Arg(m.Call(func=m.Name("tuple"), args=[m.Arg(m.Name(variable))]))],
         )
         anchor = f"factors.append(tuple({variable}))"
-        self.only(m.findall(compute_hash, appended), anchor, where)
+        self.only(find_all(compute_hash, appended), anchor, where)
         new = self.statements(module, HASHED_INSTEAD.format(variable=variable))
         self.insert_after(line, new)
 

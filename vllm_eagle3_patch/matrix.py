@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_eagle3_patch import __version__
 
@@ -32,8 +31,7 @@ SUPPORT = ("native", "patch", "interface", "unsupported")
 engine cannot run the combination; nothing can be done."""
 
 
-@dataclass(frozen=True)
-class FilePin:
+class FilePin(NamedTuple):
     """One file of a release: its sha256, and the patches of the default set in it.
 
     Attributes:
@@ -49,8 +47,7 @@ class FilePin:
     patches: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ModelPin:
+class ModelPin(NamedTuple):
     """One model of a release: what it lacks and what limits it, as published and patched."""
 
     architecture: str
@@ -63,8 +60,7 @@ class ModelPin:
     limits_patched: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(NamedTuple):
     """One release of vLLM.
 
     Attributes:

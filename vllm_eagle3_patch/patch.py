@@ -8,23 +8,18 @@ from abc import ABC, abstractmethod
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_eagle3_patch.errors import AnchorNotFoundError, UnsupportedError, VerificationError
+from vllm_eagle3_patch.errors import AnchorNotFoundError, VerificationError
 from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.sources import not_too_deep, parse, too_deep
+from vllm_eagle3_patch.sources import Text, not_too_deep
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Callable, Collection, Sequence
 
-    import libcst
-
     from vllm_eagle3_patch.codemod import AnchoredCodemod
     from vllm_eagle3_patch.family import FamilyModel
     from vllm_eagle3_patch.sources import Sources
 
-
-MOST_OPERANDS = 1000
-"""Of one ``and`` or ``or``; vLLM's longest has about ten."""
 
 _REGISTERED: list[Callable[[], Patch]] = []
 
@@ -112,53 +107,31 @@ class Patch(ABC):
             UnsupportedError: The file is not Python, or LibCST cannot reproduce it exactly.
             VerificationError: The result does not satisfy the postcondition.
         """
-        with not_too_deep(path):
-            return self._applied(content, path, models, protocol)
+        return self.apply_to(Text(content, path), models, protocol=protocol).content
 
-    def _applied(
-        self, content: bytes, path: str, models: Sequence[FamilyModel], protocol: bool
-    ) -> bytes:
-        if self.holds(parse(content, path), models, path=path, protocol=protocol):
-            return content
+    def apply_to(
+        self, text: Text, models: Sequence[FamilyModel] = FAMILY, *, protocol: bool = True
+    ) -> Text:
+        """The same for a file that may have been parsed already; that very one if it holds."""
+        with not_too_deep(text.path):
+            return self._applied_to(text, models, protocol)
+
+    def _applied_to(self, text: Text, models: Sequence[FamilyModel], protocol: bool) -> Text:
+        path = text.path
+        if self.holds(text.module, models, path=path, protocol=protocol):
+            return text
         from libcst.codemod import CodemodContext
 
         codemod = self.codemod(path)(CodemodContext(filename=path), models, protocol)
-        tree = _tree(content, path)
         # transform_module would clone the tree for metadata, which no codemod here asks for.
-        changed = codemod.transform_module_impl(tree).bytes
-        if not self.holds(parse(changed, path), models, path=path, protocol=protocol):
+        changed = Text(codemod.transform_module_impl(text.tree()).bytes, path)
+        if not self.holds(changed.module, models, path=path, protocol=protocol):
             raise VerificationError(
                 f"{path}: patch {self.name} was applied but its postcondition does not hold",
                 "nothing was written; please report this with the vLLM version",
                 code="postcondition",
             )
         return changed
-
-
-def _tree(content: bytes, path: str) -> libcst.Module:
-    import ast
-
-    import libcst
-
-    # LibCST's parser calls itself for each, and where its stack ends it ends the process.
-    if any(
-        isinstance(node, ast.BoolOp) and len(node.values) > MOST_OPERANDS
-        for node in ast.walk(parse(content, path))
-    ):
-        raise too_deep(path)
-    try:
-        tree = libcst.parse_module(content)
-    except (libcst.ParserSyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise UnsupportedError(
-            f"{path} cannot be parsed by LibCST", "reinstall vLLM", code="not-python"
-        ) from error
-    if tree.bytes != content:
-        raise UnsupportedError(
-            f"{path} cannot be reproduced exactly by LibCST",
-            "the file has unusual white space (a form feed?); it is left alone",
-            code="not-reproducible",
-        )
-    return tree
 
 
 INTERFACES = "vllm/model_executor/models/interfaces.py"

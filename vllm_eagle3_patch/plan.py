@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch import __version__
-from vllm_eagle3_patch.classify import Problem
+from vllm_eagle3_patch.classify import Problem, facts_of
 from vllm_eagle3_patch.errors import UnsupportedError
 from vllm_eagle3_patch.family import FAMILY, select_models
 from vllm_eagle3_patch.sources import sha256
@@ -18,8 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from vllm_eagle3_patch.classify import Assessment, FileStatus
+    from vllm_eagle3_patch.compose import Composed
     from vllm_eagle3_patch.facts import ModelFacts
     from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.matrix import FilePin
     from vllm_eagle3_patch.patch import Patch
     from vllm_eagle3_patch.sources import Sources
     from vllm_eagle3_patch.transaction import Change
@@ -28,8 +28,7 @@ READY, WOULD_CHANGE, CANNOT, MODIFIED = 0, 1, 4, 5
 _UNTRUSTED = {"state-corrupt", "state-newer", "state-unsafe"}
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The options that select what is patched, as the contract names them."""
 
     unpinned: bool = False
@@ -54,16 +53,7 @@ class Options:
         return facts.reason is None or (self.interface_only and facts.engine)
 
 
-@dataclass(frozen=True)
-class Composed:
-    """A file with patches in it."""
-
-    content: bytes
-    patches: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How apply would end, and what it would write.
 
     Attributes:
@@ -78,7 +68,7 @@ class Plan:
     exit_code: int
     state: str
     changes: tuple[Change, ...] = ()
-    before: Mapping[str, bytes] = field(default_factory=dict)
+    before: Mapping[str, bytes] = MappingProxyType({})
     problems: tuple[Problem, ...] = ()
     candidates: tuple[str, ...] = ()
 
@@ -96,7 +86,7 @@ def plan(assessment: Assessment, options: Options, *, contents: bool = True) -> 
         PatchError: A file or a kept original cannot be read.
     """
     if not assessment.facts and options.force:
-        assessment = replace(assessment, facts=_facts_of_originals(assessment, options))
+        assessment = assessment._replace(facts=_facts_of_originals(assessment, options))
     candidates = in_question(assessment, options)
     names = tuple(facts.architecture for facts in candidates)
     blocked = (
@@ -283,36 +273,38 @@ def compose(
     Raises:
         UnsupportedError: The result is not what the matrix pins.
     """
+    from vllm_eagle3_patch.compose import Task
+    from vllm_eagle3_patch.compose import compose as compose_file
     from vllm_eagle3_patch.patch import has_protocol
 
     base = _base(assessment, options)
     models = _models(assessment)
     protocol = has_protocol(base)
-    composed: dict[str, Composed] = {}
-    problems: list[Problem] = []
-    for patch in _needed(assessment, options, candidates, base):
+    needed = _needed(assessment, options, candidates, base)
+    by_path: dict[str, list[Patch]] = {}
+    for patch in needed:
         for path in patch.paths(base):
-            so_far = composed.get(path) or Composed(base.read(path) or b"", ())
-            try:
-                after = _applied(patch, so_far.content, path, models, protocol)
-            except UnsupportedError as error:
-                problems.append(Problem.of(error))
-                continue
-            if after != so_far.content:
-                composed[path] = Composed(after, (*so_far.patches, patch.name))
-    if problems:
-        raise _AnchorsError(tuple(problems))
+            by_path.setdefault(path, []).append(patch)
+    composed: dict[str, Composed] = {}
+    failures: list[tuple[Patch, UnsupportedError]] = []
+    for path, patches in by_path.items():
+        pin = _original_pin(assessment, base, path)
+        file = compose_file(Task(base.text(path), tuple(patches), models, protocol, pin))
+        failures.extend(file.failures)
+        if file.patches:
+            composed[path] = file
+    if failures:
+        failures.sort(key=lambda failure: needed.index(failure[0]))
+        raise _AnchorsError(tuple(Problem.of(error) for _, error in failures))
     if not (options.only or options.skip or options.models):
         _as_pinned(assessment, composed, hardened=options.harden)
     return composed
 
 
-@lru_cache(maxsize=64)
-def _applied(
-    patch: Patch, content: bytes, path: str, models: tuple[FamilyModel, ...], protocol: bool
-) -> bytes:
-    """What a patch makes of a content; asked again for the plan after writing, and by others."""
-    return patch.apply(content, path, models, protocol=protocol)
+def _original_pin(assessment: Assessment, base: Sources, path: str) -> FilePin | None:
+    """What the matrix knows of a file that is as its release published it."""
+    pin = assessment.release.files.get(path) if assessment.release else None
+    return pin if pin is not None and base.digest(path) == pin.original else None
 
 
 def _base(assessment: Assessment, options: Options) -> Sources:
@@ -337,9 +329,8 @@ def _needed(
     names = {facts.architecture for facts in candidates}
     facts_before = candidates
     if any(status.entry is not None for status in assessment.files) or options.force:
-        from vllm_eagle3_patch.survey import survey
-
-        facts_before = tuple(f for f in survey(base) if f.architecture in names)
+        facts_before = facts_of(base, assessment.release)
+        facts_before = tuple(f for f in facts_before if f.architecture in names)
     return chosen_patches(
         {name for facts in facts_before for name in facts.missing},
         harden=options.harden,
@@ -418,6 +409,8 @@ def _state(assessment: Assessment, code: int, candidates: Sequence[ModelFacts]) 
 
 def unified_diff(path: str, before: bytes, after: bytes) -> str:
     """A unified diff that ``patch -p1`` accepts; bytes that are not UTF-8 survive as surrogates."""
+    import difflib
+
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines

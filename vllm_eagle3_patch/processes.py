@@ -28,6 +28,19 @@ def running_with(root: Path) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def roots_in_use() -> tuple[Path, ...]:
+    """Return the folders that hold a ``vllm`` which a process has loaded, or may run."""
+    found: dict[Path, None] = {}
+    for process in _processes():
+        try:
+            if _same_mounts(process):
+                found.update(dict.fromkeys(_mapped_roots(process)))
+                found.update(dict.fromkeys(_roots_of_program(process)))
+        except OSError:
+            continue  # It ended meanwhile, or belongs to someone else.
+    return tuple(found)
+
+
 def is_running(pid: int, started: str | None) -> bool:
     """Whether a process of this machine and PID namespace still runs.
 
@@ -80,6 +93,23 @@ def _maps(process: Path, places: set[Path]) -> bool:
     # The kernel writes a newline in a path as \012, and nothing else differently.
     packages = (os.fsencode(place / "vllm") + b"/" for place in places)
     return any(b" " + package.replace(b"\n", rb"\012") in maps for package in packages)
+
+
+def _mapped_roots(process: Path) -> Iterator[Path]:
+    for line in (process / "maps").read_bytes().splitlines():
+        start, end = line.find(b"/"), line.find(b"/vllm/")
+        if 0 <= start < end:
+            root = Path(os.fsdecode(line[start:end].replace(rb"\012", b"\n")))
+            if (root / "vllm/__init__.py").is_file():
+                yield root
+
+
+def _roots_of_program(process: Path) -> Iterator[Path]:
+    command = (process / "cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
+    program = _program([os.fsdecode(argument) for argument in command])
+    interpreter = None if program is None else _interpreter(process, program)
+    if interpreter is not None:
+        yield from sorted(interpreter.parent.parent.glob("lib*/python3*/*-packages"))
 
 
 def _runs(process: Path, places: set[Path]) -> bool:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_eagle3_patch.find import ACTIVE
 from vllm_eagle3_patch.site_folder import shell_word
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
 
     from vllm_eagle3_patch.classify import Assessment, Problem
     from vllm_eagle3_patch.errors import PatchError
+    from vllm_eagle3_patch.everywhere import Everywhere
     from vllm_eagle3_patch.matrix import Release
     from vllm_eagle3_patch.report import Report
     from vllm_eagle3_patch.verify import Verification
@@ -90,8 +89,7 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One line of text; a command is never wrapped, so that it can be copied whole."""
 
     text: str
@@ -99,8 +97,7 @@ class Line:
     command: bool = False
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """A table: names of columns, and rows of words; perhaps a narrower one with the same rows."""
 
     header: tuple[str, ...]
@@ -108,8 +105,7 @@ class Columns:
     narrow: Columns | None = None
 
 
-@dataclass(frozen=True)
-class Diff:
+class Diff(NamedTuple):
     """A unified diff, shown byte for byte."""
 
     text: str
@@ -174,10 +170,38 @@ def print_blocks(blocks: Iterable[Block]) -> None:
     _show(blocks)
 
 
+def print_everywhere(found: Everywhere) -> None:
+    """A row an installation, and what is wrong with those that could not be read."""
+    _show(_everywhere_blocks(found))
+
+
+def _everywhere_blocks(found: Everywhere) -> Iterator[Block]:
+    if not found.reports:
+        yield Line("No vLLM was found. To look elsewhere too: --search DIR")
+        return
+    header = ("version", "location", "interpreter", "state", "exit code")
+    yield Columns(header, tuple(map(_everywhere_row, found.reports)))
+    for report in found.reports:
+        if report.installation is None or report.state is None:
+            for problem in report.problems:
+                yield Line(f"{printable(problem.code)}: {printable(problem.message)}")
+
+
+def _everywhere_row(report: Report) -> tuple[str, ...]:
+    installation = report.installation
+    shown = ("-", "-", "-")
+    if installation is not None:
+        place = printable(installation.package)
+        shown = (installation.version or "-", place, printable(installation.python or "-"))
+    return (*shown, report.state or "error", str(report.exit_code))
+
+
 def _show(blocks: Iterable[Block]) -> None:
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         _show_on_terminal(blocks)
     else:
+        import shutil
+
         _show_plain(blocks, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.limits_text import MESSAGES
@@ -19,8 +18,7 @@ SCHEMA = 1
 _WRITING = ("apply", "revert")
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """How a command ended.
 
     Attributes:

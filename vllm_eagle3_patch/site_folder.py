@@ -5,19 +5,17 @@
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vllm_eagle3_patch.errors import VllmNotFoundError
 
 PACKAGE = "vllm"
 
 
-@dataclass(frozen=True)
-class Lookup:
+class Lookup(NamedTuple):
     """What ``import vllm`` would find.
 
     Attributes:
@@ -48,6 +46,8 @@ def shell_word(path: os.PathLike[str] | str, encoding: str = "utf-8") -> str:
         path: Whatever bytes it holds; those that cannot be shown are written as in ``$'\n'``.
         encoding: That of the stream it is printed on.
     """
+    import shlex
+
     text = os.fspath(path)
     try:
         text.encode(encoding)

@@ -7,7 +7,7 @@ import os
 import stat
 import warnings
 from contextlib import contextmanager
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.errors import NotWritableError, UnsupportedError
@@ -16,6 +16,9 @@ from vllm_eagle3_patch.folder import LARGEST_FILE
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    import libcst
 
 
 class Sources:
@@ -32,13 +35,13 @@ class Sources:
         self._overlay = dict(overlay or {})
         self._contents: dict[str, bytes | None] = {}
         self._digests: dict[str, str | None] = {}
-        self._modules: dict[str, ast.Module] = {}
+        self._texts: dict[str, Text] = {}
 
     def with_overlay(self, overlay: Mapping[str, bytes]) -> Sources:
         """The same installation with other contents of some files."""
         changed = Sources(self.root, {**self._overlay, **overlay})
         changed._contents = {p: c for p, c in self._contents.items() if p not in overlay}
-        changed._modules = {p: m for p, m in self._modules.items() if p not in overlay}
+        changed._texts = {p: t for p, t in self._texts.items() if p not in overlay}
         return changed
 
     def read(self, path: str) -> bytes | None:
@@ -74,14 +77,88 @@ class Sources:
         Raises:
             UnsupportedError: There is no such file, or it is not Python.
         """
-        if path not in self._modules:
+        return self.text(path).module
+
+    def text(self, path: str) -> Text:
+        """The file's content, with what it was parsed to.
+
+        Raises:
+            UnsupportedError: There is no such file.
+        """
+        if path not in self._texts:
             content = self.read(path)
             if content is None:
                 raise UnsupportedError(
                     f"{path} is missing", "reinstall vLLM, or name another installation"
                 )
-            self._modules[path] = parse(content, path)
-        return self._modules[path]
+            self._texts[path] = Text(content, path)
+        return self._texts[path]
+
+
+MOST_OPERANDS = 1000
+"""Of one ``and`` or ``or``; vLLM's longest has about ten."""
+
+
+class Text:
+    """A file's content, parsed by Python once at most.
+
+    Args:
+        content: Its bytes.
+        path: What to call it in an error.
+    """
+
+    def __init__(self, content: bytes, path: str) -> None:
+        self.content = content
+        self.path = path
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same content of the same file."""
+        if not isinstance(other, Text):
+            return NotImplemented
+        return (self.path, self.content) == (other.path, other.content)
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.content))
+
+    @cached_property
+    def module(self) -> ast.Module:
+        """As Python parses it.
+
+        Raises:
+            UnsupportedError: It is not Python.
+        """
+        return parse(self.content, self.path)
+
+    def tree(self) -> libcst.Module:
+        """As LibCST parses it: some hundred times as large, so it is not kept.
+
+        Raises:
+            UnsupportedError: LibCST cannot parse it, or cannot reproduce it exactly.
+        """
+        import ast
+
+        import libcst
+
+        path = self.path
+        # LibCST's parser calls itself for each, and where its stack ends it ends the process.
+        if any(
+            isinstance(node, ast.BoolOp) and len(node.values) > MOST_OPERANDS
+            for node in ast.walk(self.module)
+        ):
+            raise too_deep(path)
+        try:
+            tree = libcst.parse_module(self.content)
+        except (libcst.ParserSyntaxError, UnicodeDecodeError, LookupError) as error:
+            raise UnsupportedError(
+                f"{path} cannot be parsed by LibCST", "reinstall vLLM", code="not-python"
+            ) from error
+        if tree.bytes != self.content:
+            raise UnsupportedError(
+                f"{path} cannot be reproduced exactly by LibCST",
+                "the file has unusual white space (a form feed?); it is left alone",
+                code="not-reproducible",
+            )
+        return tree
 
 
 def sha256(content: bytes) -> str:

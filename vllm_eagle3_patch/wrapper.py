@@ -17,6 +17,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch import reading
 from vllm_eagle3_patch.codemod import AnchoredCodemod, self_attribute
 from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.nodes import find_all
 from vllm_eagle3_patch.patch import Patch
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class WrapperCodemod(AnchoredCodemod):
         any_call = _assigns_self("language_model", m.Call())
         holder = self._statement_with(constructor, any_call, "self.language_model = ...(...)")
         bare = _assigns_self("language_model", m.Call(func=m.Name(BARE_CLASS)))
-        if not m.findall(holder, bare):
+        if not find_all(holder, bare):
             return
         self.absent(constructor, ("__setattr__",), where)
         head = _assigns_self("lm_head", m.Call(func=m.Name("ParallelLMHead")))
@@ -78,8 +79,9 @@ class WrapperCodemod(AnchoredCodemod):
         self, constructor: cst.FunctionDef, matcher: m.Assign, anchor: str
     ) -> cst.CSTNode:
         """The statement of a constructor that holds the one assignment that matches."""
-        self.only(m.findall(constructor, matcher), anchor, f"{self.owner}.__init__")
-        return next(node for node in constructor.body.body if m.findall(node, matcher))
+        statements = constructor.body.body
+        found = [statement for statement in statements for _ in find_all(statement, matcher)]
+        return self.only(found, anchor, f"{self.owner}.__init__")
 
 
 def _assigns_self(name: str, value: m.BaseExpressionMatchType) -> m.Assign:
@@ -143,6 +145,7 @@ def wrapper_patch(entry: Wrapper) -> type[WrapperPatch]:
     class Delegation(WrapperCodemod):
         patch = entry.patch
         owner = entry.owner
+        looks_into = (f"{entry.owner}.__init__", f"{entry.owner}.forward")
 
     class Interface(WrapperPatch):
         name = entry.patch

@@ -1,7 +1,6 @@
 """``multimodal-image-token`` on look-alikes of each layout of the proposer's branches."""
 
 import ast
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -434,8 +433,8 @@ def test_a_wrapper_whose_config_has_the_index_needs_no_branch() -> None:
 
 
 def test_a_model_that_is_not_shipped_needs_no_branch() -> None:
-    assert PATCH.holds(parse(BEFORE.encode(), ""), [replace(FAMILY[0], architecture="Other")])
-    others = [replace(model, architecture="Other") for model in FAMILY]
+    assert PATCH.holds(parse(BEFORE.encode(), ""), [FAMILY[0]._replace(architecture="Other")])
+    others = [model._replace(architecture="Other") for model in FAMILY]
     assert not PATCH.holds(parse(AFTER.encode(), ""), others)
 
 

@@ -33,7 +33,7 @@ def test_a_file_that_is_not_python() -> None:
 
 
 def test_a_file_in_a_grammar_newer_than_libcst(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_eagle3_patch.patch.parse", lambda *_: ast.parse(""))
+    monkeypatch.setattr("vllm_eagle3_patch.sources.parse", lambda *_: ast.parse(""))
     with pytest.raises(UnsupportedError) as caught:
         allowlist().apply(b"x = a ?? b\n", CONFIG)
     assert caught.value.code == "not-python"
