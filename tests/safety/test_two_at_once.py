@@ -25,8 +25,10 @@ from conftest import small_copy
 from fault_injection import BEFORE, in_memory, killed_at, points_of
 from safety_table import Tried
 from small_installation import NEW, OLD, apply, contents, make_installation
-from vllm_eagle3_patch import lock, lock_holder
+from vllm_eagle3_patch import commands, lock, lock_holder
+from vllm_eagle3_patch.classify import Assessment, classify
 from vllm_eagle3_patch.errors import ModifiedFileError, NotWritableError
+from vllm_eagle3_patch.find import Installation
 from vllm_eagle3_patch.lock_holder import LONGEST_RUN_NS
 from vllm_eagle3_patch.transaction import revert, unfinished
 
@@ -225,3 +227,25 @@ def test_a_killed_holder_on_another_host(
         count=ended,
         result="the next run gets there" if seconds > 3600 else "the next run is told to wait",
     )
+
+
+@pytest.mark.parametrize(("disturbed", "code"), [(True, 0), (False, 4)])
+def test_a_command_that_saw_half_of_another_run_looks_again(
+    site_packages: Path, monkeypatch: pytest.MonkeyPatch, disturbed: bool, code: int
+) -> None:
+    assert run("apply", "--site-packages", site_packages).exit_code == 0
+    looks = []
+
+    def classify_half(installation: Installation) -> Assessment:
+        """Patched files, but no manifest yet: as if it looked while another apply was at work."""
+        looks.append(installation)
+        assessment = classify(installation)
+        if len(looks) > 1:
+            return assessment
+        if disturbed:
+            (site_packages / "a name").mkdir()
+            (site_packages / "a name").rmdir()
+        return assessment._replace(manifest=None)
+
+    monkeypatch.setattr(commands, "classify", classify_half)
+    assert run("revert", "--site-packages", site_packages).exit_code == code
