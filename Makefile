@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RELEASE ?=
+PYTHONS ?=
 
 .PHONY: help
 help:
@@ -22,6 +23,11 @@ test: $(VENV)/ready
 .PHONY: test-runtime
 test-runtime: $(VENV)/ready
 	$(BIN)/python -m pytest tests/runtime --durations=8 --durations-min=60 $(if $(RELEASE),-k "$(RELEASE)")
+
+## make test-pythons  most of the tests, on every Python 3.10 to 3.14 on this machine (PYTHONS="3.10 3.13")
+.PHONY: test-pythons
+test-pythons: $(VENV)/ready
+	@$(BIN)/python -m tools.test_pythons $(PYTHONS)
 
 ## make safety   write docs/safety.md: what the tests tried to make it lose a file, and how it ended
 .PHONY: safety
@@ -69,7 +75,7 @@ dist: $(VENV)/ready
 ## make clean    remove .venv and everything built
 .PHONY: clean
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) $(VENV)-3.* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/ready: setup.cfg pyproject.toml
