@@ -391,15 +391,17 @@ _SIZE = click.IntRange(min=1)
     shell_complete=_completed_by("releases_beginning"),
     help="Read this release from the matrix instead.",
 )
-@click.option("--tensor-parallel-size", "-tp", type=_SIZE, metavar="N")
-@click.option("--pipeline-parallel-size", "-pp", type=_SIZE, metavar="N")
-@click.option("--data-parallel-size", "-dp", type=_SIZE, metavar="N")
-@click.option("--decode-context-parallel-size", "-dcp", type=_SIZE, metavar="N")
+@click.option("--tensor-parallel-size", "-tp", type=_SIZE, metavar="N", help="As vLLM's own.")
+@click.option("--pipeline-parallel-size", "-pp", type=_SIZE, metavar="N", help="As vLLM's own.")
+@click.option("--data-parallel-size", "-dp", type=_SIZE, metavar="N", help="As vLLM's own.")
+@click.option(
+    "--decode-context-parallel-size", "-dcp", type=_SIZE, metavar="N", help="As vLLM's own."
+)
 @click.option("--max-model-len", metavar="TOKENS", help="As vLLM takes it: 131072, 128k, 128K.")
-@click.option("--dtype", metavar="TYPE")
-@click.option("--kv-cache-dtype", metavar="TYPE")
-@click.option("--attention-backend", metavar="NAME")
-@click.option("--num-speculative-tokens", type=_SIZE, metavar="N")
+@click.option("--dtype", metavar="TYPE", help="As vLLM's own.")
+@click.option("--kv-cache-dtype", metavar="TYPE", help="As vLLM's own.")
+@click.option("--attention-backend", metavar="NAME", help="As vLLM's own.")
+@click.option("--num-speculative-tokens", type=_SIZE, metavar="N", help="As vLLM's own.")
 @click.option("--method", metavar="NAME", help="The speculative method, such as eagle3.")
 @click.option(
     "--serve", metavar="COMMAND", help='Take the options from a whole "vllm serve ..." command.'
