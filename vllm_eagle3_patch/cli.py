@@ -194,7 +194,7 @@ def check(json: bool, debug: bool, **given: Any) -> NoReturn:
         from vllm_eagle3_patch import commands
 
         report = commands.check(_given_where(given), _given_options(given))
-        return replace(report, options=_options_of_apply(given))
+        return replace(report, options=_options_of_apply(given), named=_named(given))
 
     _run(run, as_json=json, debug=debug, command="check")
 
@@ -227,7 +227,7 @@ def verify(json: bool, debug: bool, timeout: int, **given: Any) -> NoReturn:
         with render.progress() as progress:
             verifying = commands.Verifying(timeout, progress)
             report = commands.verify(_given_where(given), _given_options(given), verifying)
-        return replace(report, options=_options_of_apply(given))
+        return replace(report, options=_options_of_apply(given), named=_named(given))
 
     _run(run, as_json=json, debug=debug, command="verify")
 
@@ -518,6 +518,13 @@ def _given_options(given: dict[str, Any]) -> Options:
     names = ("unpinned", "interface_only", "harden", "only", "skip", "force")
     chosen = {name: given[name] for name in names if name in given}
     return Options(models=given.get("model", ()), **chosen)
+
+
+def _named(given: dict[str, Any]) -> tuple[str, ...]:
+    """The architectures that ``--model`` names; none without it."""
+    from vllm_eagle3_patch.family import select_models
+
+    return tuple(m.architecture for m in select_models(given["model"])) if given["model"] else ()
 
 
 def _known_patches(*names: str) -> None:
