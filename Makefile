@@ -52,6 +52,17 @@ format: $(VENV)/ready-to-lint
 matrix: $(VENV)/ready
 	$(BIN)/python -m tools.write_matrix $(RELEASE)
 
+## make docs     write the generated parts of the documents, build them into build/docs, check their links
+.PHONY: docs
+docs: $(VENV)/ready-for-docs
+	$(BIN)/python -m tools.write_picture
+	$(BIN)/python -m tools.write_readme
+	$(BIN)/python -m tools.write_doctor_table
+	$(BIN)/python -m tools.write_man_pages
+	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs . build/docs
+	@echo "Every link within the documents leads somewhere. These lead elsewhere and were not followed:"
+	@git ls-files -z '*.md' | xargs -0 grep --no-filename --only-matching --extended-regexp 'https?://[^ )>`"|,]+' | sort -u
+
 ## make doctor-table  write the table of docs/doctor.md from the rules
 .PHONY: doctor-table
 doctor-table: $(VENV)/ready
@@ -81,6 +92,10 @@ clean:
 $(VENV)/ready: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+$(VENV)/ready-for-docs: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'
 	@touch $@
 
 $(VENV)/ready-to-lint: $(VENV)/ready
