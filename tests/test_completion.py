@@ -48,7 +48,7 @@ def shell(name: str, *arguments: str, **more: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
 
 
