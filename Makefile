@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RELEASE ?=
+PYTHONS ?=
 
 .PHONY: help
 help:
@@ -28,6 +29,11 @@ test-runtime: $(VENV)/ready
 test-fleet: dist $(VENV)/ready-for-fleet
 	$(BIN)/python -m pytest tests/fleet --numprocesses 2 --dist loadscope --durations=8 --durations-min=5
 
+## make test-pythons  most of the tests, on every Python 3.10 to 3.14 on this machine (PYTHONS="3.10 3.13")
+.PHONY: test-pythons
+test-pythons: $(VENV)/ready
+	@$(BIN)/python -m tools.test_pythons $(PYTHONS)
+
 ## make safety   write docs/safety.md: what the tests tried to make it lose a file, and how it ended
 .PHONY: safety
 safety: $(VENV)/ready
@@ -50,6 +56,17 @@ format: $(VENV)/ready-to-lint
 .PHONY: matrix
 matrix: $(VENV)/ready
 	$(BIN)/python -m tools.write_matrix $(RELEASE)
+
+## make docs     write the generated parts of the documents, build them into build/docs, check their links
+.PHONY: docs
+docs: $(VENV)/ready-for-docs
+	$(BIN)/python -m tools.write_picture
+	$(BIN)/python -m tools.write_readme
+	$(BIN)/python -m tools.write_doctor_table
+	$(BIN)/python -m tools.write_man_pages
+	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs . build/docs
+	@echo "Every link within the documents leads somewhere. These lead elsewhere and were not followed:"
+	@git ls-files -z '*.md' | xargs -0 grep --no-filename --only-matching --extended-regexp 'https?://[^ )>`"|,]+' | sort -u
 
 ## make doctor-table  write the table of docs/doctor.md from the rules
 .PHONY: doctor-table
@@ -76,12 +93,16 @@ dist: $(VENV)/ready-for-dist
 ## make clean    remove .venv and everything built
 .PHONY: clean
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) $(VENV)-3.* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/ready: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+$(VENV)/ready-for-docs: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'
 	@touch $@
 
 $(VENV)/ready-to-lint: $(VENV)/ready

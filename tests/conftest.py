@@ -18,16 +18,34 @@ __all__ = ["tried"]  # a fixture
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-safety", action="store_true", help="write docs/safety.md")
+    parser.addoption(
+        "--releases",
+        metavar="NAMES",
+        help="of the tests that a release of vLLM is a parameter of, run those of these releases",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     safety_table.configure(config)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "tried" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.safety)
+    chosen = config.getoption("--releases")
+    if chosen is not None:
+        named = set(chosen.split(","))
+        left_out = [item for item in items if not _releases_of(item) <= named]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _releases_of(item) <= named]
+
+
+def _releases_of(item: pytest.Item) -> set[str]:
+    """The releases of vLLM that a test has as its parameters."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    names = {getattr(p, "name", p) for p in parameters if isinstance(p, str | matrix.Release)}
+    return names.intersection(matrix.names())
 
 
 def small_copy(release: str, destination: Path) -> Path:

@@ -361,7 +361,8 @@ class ModelFile:
             case ast.ImportFrom(module=module, names=names, level=level):
                 for alias in names:
                     if level == 0 and module and is_standard_library(module):
-                        value = getattr(importlib.import_module(module), alias.name)
+                        # A release may be for a later Python than runs the tests (typing.Self).
+                        value = getattr(importlib.import_module(module), alias.name, Stub())
                     else:
                         value = self.stand_ins.get(alias.name, Stub())
                     self.namespace[alias.asname or alias.name] = value

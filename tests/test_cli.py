@@ -195,6 +195,17 @@ def test_release_whose_engine_cannot_run_it_is_4_with_the_reason(tmp_path: Path)
     assert run_json("apply", old).exit_code == 4
 
 
+def test_a_person_who_names_models_is_told_of_these(site_packages: Path) -> None:
+    arguments = ("--site-packages", site_packages, "--model", "kimi_k25")
+    shown = run("check", *arguments).stdout
+    assert "KimiK25ForConditionalGeneration  kimi_k25" in shown
+    assert "DeepseekV3ForCausalLM" not in shown
+    assert len(run("check", *arguments, "--json").document["models"]) > 1
+    run("apply", "--site-packages", site_packages)
+    last = run("check", *arguments).stdout.splitlines()[-1]
+    assert last == "EAGLE-3 is ready for: KimiK25ForConditionalGeneration."
+
+
 def test_model_that_nothing_can_be_done_for_is_4_when_named(site_packages: Path) -> None:
     assert run_json("check", site_packages, "--model", "deepseek_v3").exit_code == 1
     old = run_json("check", site_packages, "--model", "deepseek_v3", "--skip", "deepseek-v2")

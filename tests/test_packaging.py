@@ -49,6 +49,8 @@ def test_wheel_from_the_sdist_holds_patches_and_matrix_and_runs(
         assert f"vllm_eagle3_patch/patches/{module.name}" in names
     for release in matrix.names():
         assert f"vllm_eagle3_patch/patches/releases/{release}.toml" in names
+    for page in (ROOT / "docs" / "man").glob("*.1"):
+        assert [name for name in names if name.endswith(f".data/data/share/man/man1/{page.name}")]
     assert not [name for name in names if name.startswith(("patches/", "tests/", "tools/"))]
     installed = tmp_path / "installed"
     where = run_from(installed, "matrix", "--json")

@@ -25,8 +25,28 @@ _TIMEOUT, _LONGEST_TIMEOUT = 300, 24 * 60 * 60
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 
+def _examples(*lines: str) -> str:
+    """What stands at the end of a command's help, unwrapped."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def _completed_by(name: str) -> Callable[..., Any]:
+    """How an option's value is completed: by a function that is imported when a shell asks."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> Any:
+        from vllm_eagle3_patch import completion
+
+        return getattr(completion, name)(context, parameter, incomplete)
+
+    return complete
+
+
 class _Program(click.Group):
     """The group of commands; wrong usage and unwritable output end as everything else does."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are used."""
+        return list(self.commands)
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **named: Any) -> Any:
         given = sys.argv[1:] if args is None else list(args)
@@ -60,16 +80,21 @@ class _Folder(click.Path):
 @click.group(
     cls=_Program,
     context_settings={**_HELP, "auto_envvar_prefix": "VLLM_EAGLE3_PATCH"},
+    epilog=_examples(
+        "vllm-eagle3-patch check --python /opt/venv",
+        "vllm-eagle3-patch apply --verify --python /opt/venv",
+        "vllm-eagle3-patch COMMAND --help      says more of one command",
+    ),
 )
 @click.version_option(__version__, prog_name="vllm-eagle3-patch")
 def cli() -> None:
     """Make EAGLE-3 work for the DeepSeek-V2 family on the vLLM that is already installed.
 
-    \b
-    vllm-eagle3-patch check     says whether it works here, and if not, what is missing
-    vllm-eagle3-patch apply     makes it work
-    vllm-eagle3-patch verify    runs the code that EAGLE-3 needs, where the server would
-    vllm-eagle3-patch revert    puts every original file back, byte for byte
+    check says what is missing, apply adds it, verify runs the result, and revert puts every
+    original file back. Restart vLLM after apply and after revert.
+
+    Every option can be set by an environment variable too: VLLM_EAGLE3_PATCH_CHECK_PYTHON is
+    --python of check.
     """
 
 
@@ -109,8 +134,20 @@ _selection = _options(
     click.option(
         "--harden", is_flag=True, help="Also change models that already start, to be right."
     ),
-    click.option("--only", multiple=True, metavar="NAME", help="Only this patch (repeatable)."),
-    click.option("--skip", multiple=True, metavar="NAME", help="Not this patch (repeatable)."),
+    click.option(
+        "--only",
+        multiple=True,
+        metavar="NAME",
+        shell_complete=_completed_by("patches_beginning"),
+        help="Only this patch (repeatable).",
+    ),
+    click.option(
+        "--skip",
+        multiple=True,
+        metavar="NAME",
+        shell_complete=_completed_by("patches_beginning"),
+        help="Not this patch (repeatable).",
+    ),
 )
 
 
@@ -118,6 +155,7 @@ _models = click.option(
     "--model",
     multiple=True,
     metavar="NAME",
+    shell_complete=_completed_by("models_beginning"),
     help="Decide by this architecture or model type only (repeatable).",
 )
 
@@ -133,7 +171,14 @@ def _timeout(meaning: str) -> Callable[..., Any]:
     )
 
 
-@cli.command()
+@cli.command(
+    short_help="Say whether EAGLE-3 works here, and what is missing.",
+    epilog=_examples(
+        "vllm-eagle3-patch check",
+        "vllm-eagle3-patch check --model kimi_k25 --python /opt/venv",
+        "vllm-eagle3-patch check --json --site-packages /opt/venv/lib/python3.12/site-packages",
+    ),
+)
 @_where
 @_selection
 @_models
@@ -155,7 +200,6 @@ def check(
     pipx, pyenv, /opt, the system's, those of running processes), a row each. No interpreter is
     started. The exit code is the highest of them.
 
-    \b
     Exit code: 0 ready, 1 apply would make it work, 3 no vLLM, 4 cannot be patched,
     5 a file was changed by someone else, 7 another run is busy, 8 a run was interrupted.
     """
@@ -166,12 +210,18 @@ def check(
         from vllm_eagle3_patch import commands
 
         report = commands.check(_given_where(given), _given_options(given))
-        return report._replace(options=_options_of_apply(given))
+        return report._replace(options=_options_of_apply(given), named=_named(given))
 
     _run(run, as_json=json, debug=debug, command="check")
 
 
-@cli.command()
+@cli.command(
+    short_help="Run the code that EAGLE-3 needs, where the server would.",
+    epilog=_examples(
+        "vllm-eagle3-patch verify --python /opt/venv",
+        "vllm-eagle3-patch verify --model kimi_k25 --timeout 600",
+    ),
+)
 @_where
 @_selection
 @_models
@@ -183,7 +233,6 @@ def verify(json: bool, debug: bool, timeout: int, **given: Any) -> NoReturn:
     It imports vLLM, which takes a while, and runs its models' own code on a few numbers: no
     weights, no GPU. Nothing is written.
 
-    \b
     Exit code: 0 proven, 1 apply would make it work, 2 no interpreter was named,
     3 vLLM cannot be imported, 6 what should work does not, else as for check.
     """
@@ -194,12 +243,20 @@ def verify(json: bool, debug: bool, timeout: int, **given: Any) -> NoReturn:
         with render.progress() as progress:
             verifying = commands.Verifying(timeout, progress)
             report = commands.verify(_given_where(given), _given_options(given), verifying)
-        return report._replace(options=_options_of_apply(given))
+        return report._replace(options=_options_of_apply(given), named=_named(given))
 
     _run(run, as_json=json, debug=debug, command="verify")
 
 
-@cli.command()
+@cli.command(
+    short_help="Make it work.",
+    epilog=_examples(
+        "vllm-eagle3-patch apply --dry-run --diff",
+        "vllm-eagle3-patch apply --verify --python /opt/venv",
+        "vllm-eagle3-patch apply --harden",
+        "vllm-eagle3-patch apply --skip draft-attention-backend",
+    ),
+)
 @_where
 @_selection
 @click.option("--dry-run", is_flag=True, help="Plan only; write nothing.")
@@ -222,7 +279,6 @@ def apply(
 ) -> NoReturn:
     """Make EAGLE-3 work: change all files or none, keep the originals, check the result.
 
-    \b
     Exit code: 0 done or nothing to do, 1 (dry run) there is something to do, 3 no vLLM,
     4 cannot be patched, 5 a file was changed by someone else, 6 the result was wrong and
     everything was put back, 7 could not write.
@@ -241,13 +297,23 @@ def apply(
     _run(run, as_json=json, debug=debug, command="apply", dry_run=dry_run or diff)
 
 
-@cli.command()
+@cli.command(
+    short_help="Put every original file back, byte for byte.",
+    epilog=_examples(
+        "vllm-eagle3-patch revert --dry-run",
+        "vllm-eagle3-patch revert --python /opt/venv",
+    ),
+)
 @_where
 @click.option("--dry-run", is_flag=True, help="Say what would be put back; write nothing.")
 @click.option("--force", is_flag=True, help="Also put back a file that was edited since.")
 @_output
 def revert(json: bool, debug: bool, dry_run: bool, force: bool, **given: Any) -> NoReturn:
-    """Put every original file back, byte for byte, with its mode, owner, times and link."""
+    """Put every original file back, byte for byte, with its mode, owner, times and link.
+
+    Exit code: 0 done or nothing to do, 1 (dry run) there is something to do, 3 no vLLM,
+    4 no original is kept here, 5 a file was edited since, 7 could not write.
+    """
 
     def run() -> Report:
         from vllm_eagle3_patch import commands
@@ -257,7 +323,15 @@ def revert(json: bool, debug: bool, dry_run: bool, force: bool, **given: Any) ->
     _run(run, as_json=json, debug=debug, command="revert", dry_run=dry_run)
 
 
-@cli.command("diff")
+@cli.command(
+    "diff",
+    short_help="Show what apply would change, or has changed.",
+    epilog=_examples(
+        "vllm-eagle3-patch diff",
+        "vllm-eagle3-patch diff --python /opt/venv > eagle3.patch",
+        "patch -p1 --directory /opt/venv/lib/python3.12/site-packages < eagle3.patch",
+    ),
+)
 @_where
 @_selection
 @_output
@@ -275,8 +349,20 @@ def show_diff(json: bool, debug: bool, **given: Any) -> NoReturn:
     _run(run, as_json=json, debug=debug, command="diff")
 
 
-@cli.command()
-@click.option("--release", metavar="VERSION", help="One release, with its pins.")
+@cli.command(
+    short_help="Show which releases of vLLM it is for.",
+    epilog=_examples(
+        "vllm-eagle3-patch matrix",
+        "vllm-eagle3-patch matrix --release 0.17.1",
+        "vllm-eagle3-patch matrix --json",
+    ),
+)
+@click.option(
+    "--release",
+    metavar="VERSION",
+    shell_complete=_completed_by("releases_beginning"),
+    help="One release, with its pins.",
+)
 @_output
 def matrix(json: bool, debug: bool, release: str | None) -> NoReturn:
     """Show the compatibility matrix: a row a release, a column a model."""
@@ -302,20 +388,36 @@ def matrix(json: bool, debug: bool, release: str | None) -> NoReturn:
 _SIZE = click.IntRange(min=1)
 
 
-@cli.command()
-@click.argument("target", required=False)
-@click.argument("draft", required=False)
+@cli.command(
+    short_help="Say whether a target and a draft model fit.",
+    epilog=_examples(
+        "vllm-eagle3-patch doctor ./target ./draft",
+        "vllm-eagle3-patch doctor ./target ./draft --release 0.17.1 -tp 8",
+        'vllm-eagle3-patch doctor ./target ./draft --serve "vllm serve ... -tp 8"',
+        "vllm-eagle3-patch doctor ./target ./draft --write-draft-config ./corrected",
+        "vllm-eagle3-patch doctor --metrics http://localhost:8000/metrics",
+    ),
+)
+@click.argument("target", required=False, shell_complete=_completed_by("files"))
+@click.argument("draft", required=False, shell_complete=_completed_by("files"))
 @_where
-@click.option("--release", metavar="VERSION", help="Read this release from the matrix instead.")
-@click.option("--tensor-parallel-size", "-tp", type=_SIZE, metavar="N")
-@click.option("--pipeline-parallel-size", "-pp", type=_SIZE, metavar="N")
-@click.option("--data-parallel-size", "-dp", type=_SIZE, metavar="N")
-@click.option("--decode-context-parallel-size", "-dcp", type=_SIZE, metavar="N")
+@click.option(
+    "--release",
+    metavar="VERSION",
+    shell_complete=_completed_by("releases_beginning"),
+    help="Read this release from the matrix instead.",
+)
+@click.option("--tensor-parallel-size", "-tp", type=_SIZE, metavar="N", help="As vLLM's own.")
+@click.option("--pipeline-parallel-size", "-pp", type=_SIZE, metavar="N", help="As vLLM's own.")
+@click.option("--data-parallel-size", "-dp", type=_SIZE, metavar="N", help="As vLLM's own.")
+@click.option(
+    "--decode-context-parallel-size", "-dcp", type=_SIZE, metavar="N", help="As vLLM's own."
+)
 @click.option("--max-model-len", metavar="TOKENS", help="As vLLM takes it: 131072, 128k, 128K.")
-@click.option("--dtype", metavar="TYPE")
-@click.option("--kv-cache-dtype", metavar="TYPE")
-@click.option("--attention-backend", metavar="NAME")
-@click.option("--num-speculative-tokens", type=_SIZE, metavar="N")
+@click.option("--dtype", metavar="TYPE", help="As vLLM's own.")
+@click.option("--kv-cache-dtype", metavar="TYPE", help="As vLLM's own.")
+@click.option("--attention-backend", metavar="NAME", help="As vLLM's own.")
+@click.option("--num-speculative-tokens", type=_SIZE, metavar="N", help="As vLLM's own.")
 @click.option("--method", metavar="NAME", help="The speculative method, such as eagle3.")
 @click.option(
     "--serve", metavar="COMMAND", help='Take the options from a whole "vllm serve ..." command.'
@@ -331,8 +433,18 @@ _SIZE = click.IntRange(min=1)
     metavar="DIR",
     help="Write a corrected copy of the draft model's config, weights linked.",
 )
-@click.option("--metrics", metavar="URL-or-FILE", help="Read a server's counters.")
-@click.option("--previous", metavar="URL-or-FILE", help="An earlier scrape: judge the interval.")
+@click.option(
+    "--metrics",
+    metavar="URL-or-FILE",
+    shell_complete=_completed_by("files"),
+    help="Read a server's counters.",
+)
+@click.option(
+    "--previous",
+    metavar="URL-or-FILE",
+    shell_complete=_completed_by("files"),
+    help="An earlier scrape: judge the interval.",
+)
 @_output
 def doctor(json: bool, debug: bool, **given: Any) -> NoReturn:
     """Say before any weights load whether a target and a draft model will work together.
@@ -341,7 +453,6 @@ def doctor(json: bool, debug: bool, **given: Any) -> NoReturn:
     read), a config.json, or a model id in the local Hugging Face cache. Other options are named
     as vLLM's own; what is not given is assumed as vLLM would, and said.
 
-    \b
     Exit code: 0 ok, 1 risky (starts, may accept badly), 4 broken (does not start, or speculates
     to no effect), 2 a checkpoint cannot be read, 3 no vLLM.
     """
@@ -369,6 +480,31 @@ def _doctor_usage(given: dict[str, Any]) -> None:
     if given["write_draft_config"] is not None and given["draft"] is None:
         message = "goes with TARGET and DRAFT"
         raise click.BadParameter(message, param_hint="--write-draft-config")
+
+
+@cli.command(
+    short_help="Print the script for completion in a shell.",
+    epilog=_examples(
+        'bash: eval "$(vllm-eagle3-patch completion bash)"     in ~/.bashrc',
+        'zsh:  eval "$(vllm-eagle3-patch completion zsh)"      in ~/.zshrc, after compinit',
+        "fish: vllm-eagle3-patch completion fish > \\",
+        "          ~/.config/fish/completions/vllm-eagle3-patch.fish",
+    ).replace("Examples:", "To install it:"),
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> NoReturn:
+    """Print the script that lets a shell complete commands, options and their values.
+
+    Patches, models and releases are completed too. The program must be on PATH; bash must be
+    4.4 or later.
+    """
+
+    def run() -> ending.Ending:
+        from vllm_eagle3_patch.completion import print_script
+
+        return ending.Ending(0, dict, functools.partial(print_script, cli, shell))
+
+    ending.run_to_end(run, command="completion", as_json=False, debug=False)
 
 
 def main() -> NoReturn:
@@ -420,6 +556,13 @@ def _given_options(given: dict[str, Any]) -> Options:
     names = ("unpinned", "interface_only", "harden", "only", "skip", "force")
     chosen = {name: given[name] for name in names if name in given}
     return Options(models=given.get("model", ()), **chosen)
+
+
+def _named(given: dict[str, Any]) -> tuple[str, ...]:
+    """The architectures that ``--model`` names; none without it."""
+    from vllm_eagle3_patch.family import select_models
+
+    return tuple(m.architecture for m in select_models(given["model"])) if given["model"] else ()
 
 
 def _known_patches(*names: str) -> None:

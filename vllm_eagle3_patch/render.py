@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.classify import Assessment, Problem
     from vllm_eagle3_patch.errors import PatchError
     from vllm_eagle3_patch.everywhere import Everywhere
+    from vllm_eagle3_patch.facts import ModelFacts
     from vllm_eagle3_patch.matrix import Release
     from vllm_eagle3_patch.report import Report
     from vllm_eagle3_patch.verify import Verification
@@ -301,7 +302,8 @@ def _report_blocks(report: Report) -> Iterator[Block]:
     if report.installation is not None:
         yield from _installation_blocks(report)
     if report.assessment is not None and report.command != "verify":
-        yield from _model_blocks(report.assessment, {p.message for p in report.problems})
+        said_below = {problem.message for problem in report.problems}
+        yield from _model_blocks(report.assessment, _facts(report), said_below)
         yield from _file_blocks(report.assessment)
     for path in report.changed or ():
         verb = "would change" if report.dry_run else "changed"
@@ -382,7 +384,7 @@ def _closing(report: Report) -> Iterator[Line]:
     ending = (report.command, report.exit_code)
     if ending not in _CLOSING or report.assessment is None:
         return
-    facts = report.assessment.facts
+    facts = _facts(report)
     models = report.verification.models if report.verification is not None else ()
     closing = _CLOSING[ending].format(
         proven=", ".join(m.architecture for m in models if m.ok),
@@ -432,8 +434,17 @@ def _installation_blocks(report: Report) -> Iterator[Block]:
     yield _BLANK
 
 
-def _model_blocks(assessment: Assessment, said_below: set[str]) -> Iterator[Block]:
-    if not assessment.facts:
+def _facts(report: Report) -> tuple[ModelFacts, ...]:
+    """Of the models that were named, or of all if none was."""
+    assert report.assessment is not None
+    facts = report.assessment.facts
+    return tuple(f for f in facts if f.architecture in report.named) if report.named else facts
+
+
+def _model_blocks(
+    assessment: Assessment, models: Sequence[ModelFacts], said_below: set[str]
+) -> Iterator[Block]:
+    if not models:
         return
     from vllm_eagle3_patch.limits_text import MESSAGES
     from vllm_eagle3_patch.report import patched_by
@@ -448,15 +459,15 @@ def _model_blocks(assessment: Assessment, said_below: set[str]) -> Iterator[Bloc
                 ", ".join(facts.missing) or "-",
                 ", ".join(patched_by(assessment, facts)) or "-",
             )
-            for facts in assessment.facts
+            for facts in models
         ),
     )
     yield _BLANK
-    for reason in dict.fromkeys(facts.reason for facts in assessment.facts if facts.reason):
+    for reason in dict.fromkeys(facts.reason for facts in models if facts.reason):
         if reason not in said_below:
             yield Line(f"not possible: {reason}")
     limited: dict[str, list[str]] = {}
-    possible = [facts for facts in assessment.facts if facts.reason is None]
+    possible = [facts for facts in models if facts.reason is None]
     for facts in possible:
         for code in facts.limits:
             limited.setdefault(code, []).append(facts.architecture)

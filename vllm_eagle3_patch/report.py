@@ -36,6 +36,8 @@ class Report(NamedTuple):
         candidates: The architectures that decided the exit code.
         options: The options given to ``check`` that ``apply`` needs too, word by word.
         verification: What running the installation's own code showed, if that was done.
+        named: The architectures that the user named, of which alone a person is told; if none
+            was, of all. The JSON has all.
     """
 
     command: str
@@ -51,6 +53,7 @@ class Report(NamedTuple):
     candidates: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     verification: Verification | None = None
+    named: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The JSON document of the contract."""
