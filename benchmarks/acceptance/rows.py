@@ -146,8 +146,9 @@ def rows(*, cuda: bool) -> tuple[Row, ...]:
 
 
 def _on_two_gpus(right: dict[str, Any]) -> list[Row]:
-    tensor = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
-    pipeline = {"pipeline_parallel_size": 2}
+    processes = {"distributed_executor_backend": "mp"}
+    tensor = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True, **processes}
+    pipeline = {"pipeline_parallel_size": 2, **processes}
     return [
         Row("tensor parallel 2 without EAGLE-3, eager", engine=tensor, gpus=2),
         Row("tensor parallel 2, ids right, eager", engine=tensor, gpus=2, **right),
