@@ -218,8 +218,9 @@ class Run:
                 page = self.out / "pages" / f"{row.slug}.txt"
                 page.write_text(answer["page"], encoding="utf-8")
         if row.error and done.code not in (0, None):
-            line["said"] = report.sentence(output, row.error)
-            if line["said"]:
+            said = report.sentence(output, row.error)
+            if said:
+                line["said"] = said
                 del line["problem"]
         line["good"] = "problem" not in line
         self.add(line)
