@@ -57,6 +57,21 @@ def test_rows_are_chosen_by_parts_of_their_names(tmp_path: Path) -> None:
     }
 
 
+def test_a_row_is_chosen_by_its_whole_name(tmp_path: Path) -> None:
+    assert names(start(tmp_path, "--rows", "=ids right, eager|=b").jobs(expected(1))) == {
+        "ids right, eager"
+    }
+
+
+def test_what_was_run_with_other_models_is_run_again(tmp_path: Path) -> None:
+    run = start(tmp_path, "--rows", "ids with 0")
+    run.add({"about": expected(1)})
+    run.add({"row": "ids with 0, eager", "good": True})
+    run.add({"about": expected(1) | {"counts": ["others"]}})
+    run.add({"row": "ids with 0, graphs", "good": True})
+    assert names(run.jobs(expected(1))) == {"ids with 0, graphs"}
+
+
 def test_good_rows_are_not_run_again(tmp_path: Path) -> None:
     run = start(tmp_path, "--rows", "ids with 0")
     run.add({"row": "ids with 0, eager", "good": True})

@@ -137,6 +137,15 @@ def test_of_a_row_that_was_run_again_the_last_counts() -> None:
     assert report.markdown(lines)[1]
 
 
+def test_rows_belong_to_the_models_told_before_them() -> None:
+    other = about()
+    other["about"]["counts"] = []
+    assert report.markdown([*counted(RIGHT), other])[1]
+    text, good = report.markdown([*counted(RIGHT)[:-1], other, counted(RIGHT)[-1]])
+    assert not good
+    assert "| 64/64 |" not in text.partition("without EAGLE-3 |")[0]
+
+
 def test_the_tool_and_the_cost_are_told() -> None:
     lines = [
         {

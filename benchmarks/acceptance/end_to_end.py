@@ -149,12 +149,10 @@ class Run:
         """The rows that are wanted, can be run here and have not been."""
         prompts = self.out / "prompts.json"
         prompts.write_text(json.dumps(expected["prompts"]), encoding="utf-8")
-        done = {line["row"] for line in self.lines() if line.get("good")}
+        done = self.done(expected)
         found, left = [], []
         for row in rows(cuda=self.options.device == "cuda"):
-            if not any(text in row.name for text in self.options.rows.split("|")):
-                continue
-            if row.name in done:
+            if row.name in done or not chosen(row.name, self.options.rows):
                 continue
             needed = ("stock", "patched") if row.kind == "cost" else (row.variant,)
             if not all(self.interpreters[one] for one in needed) or row.gpus > max(
@@ -165,6 +163,17 @@ class Run:
             found.append(self.job(row, prompts, len(found) % max(1, expected["gpus"])))
         if left:
             print(f"cannot be run here: {'; '.join(left)}", flush=True)
+        return found
+
+    def done(self, expected: dict[str, Any]) -> set[str]:
+        """The rows that went well, with these models."""
+        found: set[str] = set()
+        same = True
+        for line in self.lines():
+            if "about" in line:
+                same = line["about"]["counts"] == expected["counts"]
+            elif line.get("good") and same:
+                found.add(line["row"])
         return found
 
     def job(self, row: Row, prompts: Path, gpu: int) -> Job:
@@ -295,6 +304,13 @@ def sys_path(environment: os._Environ[str]) -> list[str]:
     return [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
 
 
+def chosen(name: str, asked: str) -> bool:
+    """Whether a row's name holds one of the texts, or is one that follows a ``=``."""
+    return any(
+        text[1:] == name if text.startswith("=") else text in name for text in asked.split("|")
+    )
+
+
 def digest(tokens: Sequence[int]) -> str:
     """A text's, short: equal texts have equal ones."""
     return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:12]
@@ -325,7 +341,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attention", choices=("plain", "mla"))
     parser.add_argument("--dtypes", help="the first is what the models are saved in")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
-    parser.add_argument("--rows", default="", help="only rows whose name holds one of a|b|c")
+    parser.add_argument("--rows", default="", help="only rows whose name holds a or is b: a|=b")
     parser.add_argument("--minutes", type=float, default=60, help="for all rows together")
     parser.add_argument("--seconds", type=float, default=300, help="for one row")
     parser.add_argument("--jobs", type=int, help="how many rows side by side")

@@ -68,7 +68,8 @@ class Found:
     """What is known of one release.
 
     Args:
-        lines: The results; of a row that was run again, the last counts.
+        lines: The results; of a row that was run again, the last counts. A row belongs to the
+            models that were told of before it.
     """
 
     def __init__(self, lines: Iterable[Line]) -> None:
@@ -80,7 +81,7 @@ class Found:
             if "about" in line:
                 self.about = line["about"]
             elif "row" in line:
-                self.rows[line["row"]] = line
+                self.rows[line["row"]] = line | {"about": self.about}
             elif "tool" in line:
                 self.tools[line["tool"], line["variant"]] = line
             elif "doctor" in line:
@@ -88,11 +89,12 @@ class Found:
 
     def simulated(self, row: Row) -> dict[tuple[int, ...], Counts]:
         """The simulation's counts for the row's draft model, by the ids that it is given."""
-        dtype = row.dtype or self.about.get("dtype")
+        about = self.rows[row.name]["about"]
+        dtype = row.dtype or about.get("dtype")
         ahead = SERVED_AHEAD if row.kind == "serve" else AHEAD
         return {
             tuple(one["ids"]): Counts(**one["counts"])
-            for one in self.about.get("counts", ())
+            for one in about.get("counts", ())
             if (one["dtype"], one["draft"], one["ahead"]) == (dtype, row.draft, ahead)
         }
 
@@ -100,10 +102,11 @@ class Found:
         """The texts that the row's must equal: the same without EAGLE-3, or unpatched."""
         half = "float16 " if row.dtype else ""
         mode = "eager" if row.mode == "eager" else "graphs"
+        about = self.rows[row.name]["about"]
         for name in self._references(row, half, mode):
-            texts = self.rows.get(name, {}).get("texts")
-            if texts and name != row.name:
-                return list(texts)
+            other = self.rows.get(name, {})
+            if other.get("texts") and name != row.name and other["about"] == about:
+                return list(other["texts"])
         return None
 
     @staticmethod
@@ -123,7 +126,8 @@ class Found:
 
     def as_transformers(self, row: Row) -> str:
         """How many texts equal transformers' greedy ones."""
-        wanted = self.about.get("texts", {}).get(row.dtype or self.about.get("dtype"), ())
+        about = self.rows[row.name]["about"]
+        wanted = about.get("texts", {}).get(row.dtype or about.get("dtype"), ())
         texts = self.rows[row.name].get("texts", ())
         return f"{sum(map(str.__eq__, texts, wanted))}/{len(wanted)}"
 
