@@ -252,9 +252,10 @@ class Run:
         for page in sorted((self.out / "pages").glob("*.txt")):
             if page.stem in told:
                 continue
-            command = [*shlex.split(self.options.tool), "doctor", "--metrics", str(page)]
+            command = [*shlex.split(self.options.tool), "doctor", "--metrics", page.name]
             ended = subprocess.run(
                 command,
+                cwd=page.parent,
                 capture_output=True,
                 text=True,
                 check=False,
