@@ -83,6 +83,12 @@ bench: $(VENV)/ready
 bench-runtime: $(VENV)/ready
 	$(BIN)/python -m benchmarks.runtime_cost
 
+## make bench-acceptance  EAGLE-3 end to end on a GPU: VLLM_PYTHON=an interpreter whose vLLM is patched, OPTIONS=...
+.PHONY: bench-acceptance
+bench-acceptance: $(VENV)/ready
+	$(BIN)/python -m benchmarks.acceptance.end_to_end --python $(VLLM_PYTHON) \
+		--tool "$(CURDIR)/$(BIN)/python -m vllm_eagle3_patch" --out build/acceptance/found $(OPTIONS)
+
 ## make dist     build the wheel, the sdist and the single-file programs for hosts without an index
 .PHONY: dist
 dist: $(VENV)/ready-for-dist

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from benchmarks.acceptance.counting import Counts
+from benchmarks.acceptance.report import last_error
+from benchmarks.acceptance.rows import DEFAULT, LAYERS, SPARSE
 from benchmarks.acceptance.run import (
     CONFIGURATIONS,
-    DEFAULT,
     EDGES,
-    LAYERS,
-    SPARSE,
     Configuration,
     compare,
-    last_error,
     line,
     parse,
 )

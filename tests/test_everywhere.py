@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from command_line import run, snapshot
 from vllm_eagle3_patch import everywhere
 from vllm_eagle3_patch.everywhere import check_all
 from vllm_eagle3_patch.plan import Options
+from vllm_eagle3_patch.site_folder import Lookup
 
 
 @pytest.fixture
@@ -161,10 +163,16 @@ def test_search_finds_environments_and_plain_folders(
     assert run("check", "--all").exit_code == 3
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_may_not_be_read_is_a_row(home: Path, site_packages: Path) -> None:
-    prefix = environment(home / ".virtualenvs/a", site_packages)
-    (prefix / "lib/python3.12/site-packages").chmod(0)
+def test_what_may_not_be_read_is_a_row(
+    home: Path, site_packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(home / ".virtualenvs/a", site_packages)
+
+    def refused(folder: Path) -> Lookup:
+        """As for a user who may not, which root always may."""
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    monkeypatch.setattr(everywhere, "look_in", refused)
     ended = run("check", "--all", "--json")
     assert ended.exit_code == 3
     assert ended.document["installations"][0]["problems"][0]["code"] == "unreadable"

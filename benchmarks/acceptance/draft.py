@@ -225,11 +225,11 @@ def save(weights: dict[str, Tensor], folder: Path, target: Any, layer_ids: Seque
     save_file(typed, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def load(folder: Path, device: str) -> Draft:
-    """Read a saved draft model, in the type that it was saved in."""
+def load(folder: Path, device: str, dtype: torch.dtype | None = None) -> Draft:
+    """Read a saved draft model, in the type that it was saved in or another one."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     layer_ids = config["eagle_aux_hidden_state_layer_ids"]
     draft = Draft(config["hidden_size"], config["vocab_size"], layer_ids)
     weights = load_file(folder / "model.safetensors")
     draft.load_state_dict(weights)
-    return draft.to(device, weights["fc.weight"].dtype).eval()
+    return draft.to(device, dtype or weights["fc.weight"].dtype).eval()

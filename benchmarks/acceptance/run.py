@@ -20,19 +20,13 @@ from typing import Any
 
 from benchmarks.acceptance.counting import Counts, difference, largest_gap
 from benchmarks.acceptance.language import Language, prompt_lengths
+from benchmarks.acceptance.report import TOLERANCE, last_error
+from benchmarks.acceptance.rows import DEFAULT, DRAFTS, LAYERS, SPARSE, shifted
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "build" / "acceptance"
-LAYERS = 8
-DEFAULT = (2, LAYERS // 2, LAYERS - 3)
-"""What vLLM takes where the draft model's config names no ids."""
-SPARSE = (1, 4, 6)
-DRAFTS = {"default": DEFAULT, "sparse": SPARSE}
-"""What the draft models are trained on."""
 EARLY, FULL = 100, 300
 """After how many steps they are kept. Fully trained ones hardly mind neighbouring states."""
-ROUNDING_TOLERANCE = 0.01
-"""Of the drafts, where the arithmetic is not float32: rounding decides near ties."""
 HEADINGS = ("configuration", "drafts", "accepted", "per position", "simulated", "difference")
 
 
@@ -75,11 +69,6 @@ class Configuration:
             return (tuple(sorted(shifted(self.ids, 1))),)
         ids = tuple(sorted(self.ids))
         return (ids, DEFAULT) if self.place == "nested" and not patched else (ids,)
-
-
-def shifted(ids: Sequence[int], by: int) -> tuple[int, ...]:
-    """The ids, off by some layers."""
-    return tuple(layer_id + by for layer_id in ids)
 
 
 OUTPUTS = "outputs of layers, right where patched"
@@ -246,12 +235,6 @@ def line(row: dict[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def last_error(output: str) -> str:
-    """The last line that names an error; what a dying process says after it is of no use."""
-    lines = output.splitlines()
-    return next((text for text in reversed(lines) if "Error: " in text), lines[-1])
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options, with what depends on the device filled in."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.acceptance", description=__doc__)
@@ -275,7 +258,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.attention == "mla" and options.dtype == "float32":
         parser.error("vLLM has no MLA in float32")
     if options.tolerance is None:
-        options.tolerance = 0.0 if options.dtype == "float32" else ROUNDING_TOLERANCE
+        options.tolerance = 0.0 if options.dtype == "float32" else TOLERANCE
     folder = options.models or MODELS / f"{options.attention}-{options.dtype}"
     # vLLM takes a relative path that it does not find for a name on a model hub.
     options.models = folder.resolve()

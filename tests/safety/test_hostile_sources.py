@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run, snapshot
+from other_users import let_in
 from safety_table import Tried
 from vllm_eagle3_patch.processes import running_with
 from vllm_eagle3_patch.render import print_diff
@@ -213,8 +214,7 @@ def test_what_a_user_may_not_read_is_named(site_packages: Path, path: str, tried
     file = site_packages / path
     if "/" not in path:
         (file,) = site_packages.glob(f"*.dist-info/{path}")
-    for folder in (*site_packages.parents[:3], site_packages):
-        folder.chmod(folder.stat().st_mode | 0o055)
+    let_in(site_packages)
     file.chmod(0)
     before = {found: found.lstat().st_mtime_ns for found in site_packages.rglob("*")}
     where = ("--site-packages", site_packages)

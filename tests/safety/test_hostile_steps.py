@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from fault_injection import killed_at, points_of, stepping
+from other_users import let_in
 from safety_table import Tried
 from small_installation import LINKED, PATHS, PLAIN, apply, make_installation
 from vllm_eagle3_patch import filesystem
@@ -320,9 +321,7 @@ class TestCallsThatTookAName:
 def test_root_and_a_real_other_user_race_for_names(tmp_path: Path, tried: Tried) -> None:
     """Another user swaps things as fast as he can, while root applies and reverts."""
     rounds = 6
-    tmp_path.chmod(0o755)
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(folder.stat().st_mode | 0o055)
+    let_in(tmp_path)
     outside = outside_of(tmp_path)
     outside.chmod(0o700)
     before = look_at(outside)
