@@ -93,7 +93,7 @@ def test_each_usual_place_is_a_row_and_nothing_is_written_or_started(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("an interpreter was started")
 
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
     ended = run("check", "--all", "--json")
     assert ended.exit_code == 1
     assert snapshot(tmp_path) == before

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from other_users import let_in
 
 from command_line import run, snapshot
-from other_users import let_in
 from safety_table import Tried
 from vllm_eagle3_patch.processes import running_with
 from vllm_eagle3_patch.render import print_diff

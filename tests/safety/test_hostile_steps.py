@@ -19,9 +19,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from other_users import let_in
 
 from fault_injection import killed_at, points_of, stepping
-from other_users import let_in
 from safety_table import Tried
 from small_installation import LINKED, PATHS, PLAIN, apply, make_installation
 from vllm_eagle3_patch import filesystem
