@@ -143,7 +143,7 @@ def test_a_row_that_failed_says_how(tmp_path: Path, code: int | None, problem: s
 @pytest.mark.parametrize(
     ("code", "output", "good"),
     [
-        (1, "ValueError: id 1 is not valid: this rank can capture ids 4 to 8\nends", True),
+        (1, "Error: Pipeline parallelism is not supported for this model.\nends", True),
         (1, "KeyError: a", False),
         (0, "", False),
     ],

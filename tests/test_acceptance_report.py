@@ -94,17 +94,17 @@ def test_a_patched_vllm_is_compared_with_an_unpatched_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "identical", "difference", "good"),
+    ("name", "identical", "nearest", "good"),
     [
-        ("states, eager", 30, 0.0, True),
-        ("states, eager", 29, 0.001, False),
-        ("states, only graphs", 30, 0.0, True),
-        ("states, graphs", 0, 0.01, True),
-        ("states, graphs", 0, 0.05, False),
+        ("states, eager", 30, 30, True),
+        ("states, eager", 29, 30, False),
+        ("states, only graphs", 30, 30, True),
+        ("states, graphs", 0, 30, True),
+        ("states, graphs", 0, 29, False),
     ],
 )
 def test_states_are_exact_or_nearest_to_their_own(
-    name: str, identical: int, difference: float, good: bool
+    name: str, identical: int, nearest: int, good: bool
 ) -> None:
     states = {
         "ids": [1, 4, 6],
@@ -112,10 +112,23 @@ def test_states_are_exact_or_nearest_to_their_own(
         "without_python": 5,
         "tensors": 30,
         "identical": identical,
-        "largest_difference": difference,
+        "nearest": nearest,
+        "median_difference": 0.01,
+        "largest_difference": 0.02,
         "least_to_others": 0.1,
     }
     assert report.markdown([about(), row(name, states=states)])[1] is good
+
+
+def test_a_forced_backend_is_compared_with_itself_and_with_no_other() -> None:
+    forced = "forced TRITON_MLA, eager"
+    texts = ["other"] * 64
+    lines = [about(), row("without EAGLE-3, eager", texts=["plain"] * 64)]
+    lines.append(row("forced TRITON_MLA without EAGLE-3, eager", texts=texts))
+    found = report.Found([*lines, row(forced, texts=texts)])
+    by_name = {known.name: known for known in report.rows(cuda=True)}
+    assert found.equal_texts(by_name[forced]) == "64/64"
+    assert found.equal_texts(by_name["forced TRITON_MLA without EAGLE-3, eager"]) == ""
 
 
 def test_an_error_that_must_come_is_shown() -> None:
