@@ -197,8 +197,9 @@ class Run:
             command += ["--ids", ",".join(map(str, row.ids)), "--convention", "boundary"]
         if row.mode != "eager":
             command.append(f"--{row.mode}")
-        if row.engine:
-            command += ["--engine", json.dumps(row.engine)]
+        engine = options.engine | row.engine
+        if engine:
+            command += ["--engine", json.dumps(engine)]
         environment = self.environment(row.slug)
         if options.device == "cuda" and row.gpus == 1:
             environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
@@ -347,6 +348,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=300, help="for one row")
     parser.add_argument("--jobs", type=int, help="how many rows side by side")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.04)
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, help="further arguments of LLM, as JSON"
+    )
     parser.add_argument("--stop-at-first", action="store_true", help="stop at the first bad row")
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"
