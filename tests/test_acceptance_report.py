@@ -234,3 +234,10 @@ def test_what_a_row_must_use_is_simulated() -> None:
 
 def test_the_order_of_ids_is_without_effect() -> None:
     assert Row("a", ids=(4, 1, 6)).boundaries == SPARSE
+
+
+@pytest.mark.parametrize("release", ["0.17.1", "0.16.0", "0.14.1"])
+def test_the_readme_says_what_was_found(release: str) -> None:
+    lines = report.read(report.README.with_name("results") / f"{release}.jsonl")
+    document = report.README.read_text(encoding="utf-8")
+    assert report.put(document, release, report.markdown(lines)[0]) == document
