@@ -1,9 +1,11 @@
 """Putting the originals back."""
 
 import errno
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from vllm_eagle3_patch.bytecode import remove_bytecode
 from vllm_eagle3_patch.errors import InterruptedRunError, ModifiedFileError
@@ -57,6 +59,7 @@ def revert(
     dry_run: bool = False,
     known_originals: Collection[str] = (),
     not_shipped: Collection[str] = (),
+    ours: Mapping[str, Collection[str]] = MappingProxyType({}),
     all_or_none: bool = False,
 ) -> RevertResult:
     """Put every original back, with its mode, owner, times and link, and remove our state.
@@ -74,6 +77,8 @@ def revert(
             was installed anew, not edited.
         not_shipped: Paths that the vLLM that is there now does not have: a file that is missing
             there was not deleted by anyone.
+        ours: For paths in the manifest, SHA-256 digests of what else we make of the original that
+            is kept: it counts as what we wrote.
         all_or_none: Refuse if there are both files to revert and edited ones.
 
     Raises:
@@ -82,6 +87,14 @@ def revert(
         StateCorruptError: The state cannot be trusted, or an original is lost.
         NotWritableError: Another run is at work, or something cannot be written.
     """
+    decide = partial(
+        _plan,
+        force=force,
+        known_originals=known_originals,
+        not_shipped=not_shipped,
+        ours=ours,
+        all_or_none=all_or_none,
+    )
     with explained(), Folder.at(root) as folder:
         if folder.status(FOLDER) is None:
             return RevertResult(state_removed=True)
@@ -91,10 +104,10 @@ def revert(
                     "an earlier run was interrupted",
                     "run revert without --dry-run: it ends that run first",
                 )
-            return _plan(folder, force, known_originals, not_shipped, all_or_none)[1]
+            return decide(folder)[1]
     with exclusive(root) as hold:
         recovered = recover_in(hold.root)
-        journal, result = _plan(hold.root, force, known_originals, not_shipped, all_or_none)
+        journal, result = decide(hold.root)
         if journal.files or journal.dropped() or (journal.before and journal.after is None):
             carry_out(hold, journal, lambda site: _put_all_back(site, hold))
         removed = hold.root.status(FOLDER) is None
@@ -103,9 +116,11 @@ def revert(
 
 def _plan(
     root: Folder,
+    *,
     force: bool,
     known_originals: Collection[str],
     not_shipped: Collection[str],
+    ours: Mapping[str, Collection[str]],
     all_or_none: bool,
 ) -> tuple[Journal, RevertResult]:
     manifest = manifest_of(root)
@@ -113,7 +128,7 @@ def _plan(
     digests = {path: current_digest(root, path) for path in entries}
     found: dict[str, list[str]] = {what: [] for what in ("ours", "edited", "original", "stale")}
     for path, entry in entries.items():
-        what = _what_is_there(root, entry, digests[path], known_originals)
+        what = _what_is_there(root, entry, digests[path], known_originals, ours.get(path, ()))
         gone = what == "ours" and digests[path] is None and path in not_shipped
         found["stale" if gone else what].append(path)
     if all_or_none and found["ours"] and found["edited"] and not force:
@@ -149,11 +164,15 @@ def _plan(
 
 
 def _what_is_there(
-    root: Folder, entry: ManifestEntry, digest: str | None, known_originals: Collection[str]
+    root: Folder,
+    entry: ManifestEntry,
+    digest: str | None,
+    known_originals: Collection[str],
+    ours: Collection[str],
 ) -> str:
     if digest is None:
         return _without_a_file(root, entry.path)
-    if digest == entry.written:
+    if digest == entry.written or digest in ours:
         return "ours"
     if digest == entry.original:
         return "original"
