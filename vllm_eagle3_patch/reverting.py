@@ -11,7 +11,7 @@ from vllm_eagle3_patch.bytecode import remove_bytecode
 from vllm_eagle3_patch.errors import InterruptedRunError, ModifiedFileError
 from vllm_eagle3_patch.folder import GONE, Folder, parent_of, passing_over
 from vllm_eagle3_patch.journal import REVERT, Journal, Replacement, unfinished
-from vllm_eagle3_patch.lock import Hold, exclusive
+from vllm_eagle3_patch.lock import Hold, exclusive, leftovers
 from vllm_eagle3_patch.os_errors import explained
 from vllm_eagle3_patch.recovery import RecoveryResult, recover_in
 from vllm_eagle3_patch.replacing import Site, current_digest, swap
@@ -96,7 +96,7 @@ def revert(
         all_or_none=all_or_none,
     )
     with explained(), Folder.at(root) as folder:
-        if folder.status(FOLDER) is None:
+        if folder.status(FOLDER) is None and (dry_run or not leftovers(folder)):
             return RevertResult(state_removed=True)
         if dry_run:
             if unfinished(root) is not None:
