@@ -362,6 +362,10 @@ def _reverted(result: RevertResult, *, dry_run: bool) -> tuple[str, ...]:
             "delete it"
             for path in result.unclaimed
         ),
+        *(
+            f"as it was but for its owner, whom only root could give it back to: {path}"
+            for path in result.other_owner
+        ),
         *kept_aside,
     )
 

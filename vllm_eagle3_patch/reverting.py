@@ -38,6 +38,8 @@ class RevertResult:
             or removed.
         kept_aside: Where copies of edited files are.
         unclaimed: Kept files, relative to the root, of which the manifest says nothing: they stay.
+        other_owner: Files that came back as a copy and have another owner or group than the
+            original: we may not give them away.
         state_removed: Whether nothing of our state is left.
         recovered: What became of an interrupted run that was found.
     """
@@ -48,6 +50,7 @@ class RevertResult:
     stale: tuple[str, ...] = ()
     kept_aside: tuple[KeptAside, ...] = ()
     unclaimed: tuple[str, ...] = ()
+    other_owner: tuple[str, ...] = ()
     state_removed: bool = False
     recovered: RecoveryResult | None = None
 
@@ -110,8 +113,13 @@ def revert(
         journal, result = decide(hold.root)
         if journal.files or journal.dropped() or (journal.before and journal.after is None):
             carry_out(hold, journal, lambda site: _put_all_back(site, hold))
-        removed = hold.root.status(FOLDER) is None
-        return replace(result, state_removed=removed, recovered=recovered)
+        entries = [journal.entry_of(file.path) for file in journal.files]
+        return replace(
+            result,
+            other_owner=tuple(e.path for e in entries if _has_other_owner(hold.root, e)),
+            state_removed=hold.root.status(FOLDER) is None,
+            recovered=recovered,
+        )
 
 
 def _plan(
@@ -185,6 +193,14 @@ def _without_a_file(root: Folder, path: str) -> str:
             return "ours" if folder.status(name) is None else "edited"
         return "stale"
     return "edited"  # A link or a file is in the place of its folder.
+
+
+def _has_other_owner(root: Folder, entry: ManifestEntry) -> bool:
+    with passing_over(GONE), parent_of(root, entry.path) as (folder, name):
+        status = folder.status(name)
+        if status is not None and entry.symlink is None:
+            return (status.st_uid, status.st_gid) != entry.owner
+    return False
 
 
 def _unclaimed(root: Folder, manifest: Manifest | None) -> tuple[str, ...]:
