@@ -213,3 +213,26 @@ def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     assert ended.exit_code == 2
     assert "--all" in ended.stderr
     assert json.loads(ended.stdout)["problems"][0]["code"] == "usage"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_neither_waited_for_nor_read(
+    kind: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / ".conda").mkdir()
+    (tmp_path / "programs").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
+    for place in (home / ".conda/environments.txt", tmp_path / "programs/vllm"):
+        if kind == "pipe":
+            os.mkfifo(place, 0o755)
+        elif kind == "device":
+            place.symlink_to("/dev/zero")
+        else:
+            place.mkdir()
+    program = [sys.executable, "-m", "vllm_eagle3_patch", "check"]
+    for arguments in (["--all"], []):
+        ended = subprocess.run(
+            [*program, *arguments], capture_output=True, timeout=60, check=False, text=True
+        )
+        assert ended.returncode in {0, 1, 3}, ended.stderr
+        assert "internal error" not in ended.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import BEFORE, EACH, failing_at, in_memory, killed_at, points_of
+from fault_injection import BEFORE, EACH, failing_at, in_memory, killed_at, points_of, stepping
 from safety_table import Tried
 from small_installation import (
     LINKED,
@@ -25,6 +25,7 @@ from small_installation import (
     make_installation,
     new,
     newer,
+    old,
     tree,
 )
 from vllm_eagle3_patch import commands
@@ -381,3 +382,42 @@ def succeeds(run: Callable[[], object]) -> bool:
         assert "\n" not in error.message + error.hint
         return False
     return True
+
+
+def test_revert_removes_what_a_run_killed_at_its_lock_left(tmp_path: Path) -> None:
+    root = make_installation(tmp_path)
+    before = tree(root)
+    for number in count():
+        assert killed_at(number, lambda: apply(root))
+        if (root / STATE).exists():
+            break
+        revert(root)
+        assert tree(root) == before
+    assert number > 0
+
+
+@pytest.mark.parametrize("stuck", PATHS)
+def test_a_file_that_cannot_be_undone_does_not_keep_the_others_from_it(
+    stuck: str, tmp_path: Path
+) -> None:
+    root = make_installation(tmp_path)
+    before = tree(root)
+
+    failing = False
+
+    def fail(moment: str, operation: str, path: Path) -> None:
+        # From the last swap on, nothing can be changed any more that has to do with one file.
+        nonlocal failing
+        last = operation == "rename" and path == root / PATHS[-1] and not failing
+        failing = failing or last
+        if last or (failing and Path(stuck).name in path.name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with stepping(fail), pytest.raises(NotWritableError) as caught:
+        apply(root)
+    assert caught.value.code == "rollback-failed"
+    for path in PATHS:
+        content = (root / path).read_bytes()
+        assert content == old(path) or (path == stuck and content == new(path))
+    recover(root)
+    assert tree(root) == before

@@ -5,6 +5,7 @@ import os
 import py_compile
 import stat
 import subprocess
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -719,6 +720,33 @@ def test_a_failing_roll_back_says_so_and_the_next_run_does_it(root: Path) -> Non
     assert "Read-only file system" in caught.value.message
     recover(root)
     assert tree(root) == before
+
+
+def test_a_roll_back_that_lacks_memory_says_so_and_the_next_run_does_it(root: Path) -> None:
+    before = tree(root)
+    renamed: list[Path] = []
+
+    def fail(moment: str, operation: str, path: Path) -> None:
+        if (moment, operation) == ("before", "rename"):
+            if path in renamed and path.is_relative_to(root / "vllm"):
+                raise MemoryError
+            renamed.append(path)
+
+    with stepping(fail), pytest.raises(NotWritableError, match="MemoryError") as caught:
+        apply(root, check=failing)
+    assert caught.value.code == "rollback-failed"
+    recover(root)
+    assert tree(root) == before
+
+
+def test_a_small_document_takes_little_memory(root: Path) -> None:
+    apply(root)
+    tracemalloc.start()
+    try:
+        assert read_manifest(root) is not None
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_failing_roll_back_of_a_failing_check_names_the_check(root: Path) -> None:

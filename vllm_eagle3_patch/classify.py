@@ -13,7 +13,7 @@ from vllm_eagle3_patch.sources import Sources
 from vllm_eagle3_patch.traces import has_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from vllm_eagle3_patch.find import Installation
     from vllm_eagle3_patch.matrix import Release
@@ -186,10 +186,15 @@ def _status(
     if digest is None:
         something = os.path.lexists(sources.root / path)
         return FileStatus(path, "modified" if something else "missing", None, (), known=False)
-    if entry is not None and digest == entry.written:
+    if entry is not None:
         # With --force an edited file was patched: its original is in no release.
         known = release is None or entry.original == release.files[path].original
-        return FileStatus(path, "patched", digest, entry.patches, known=known, entry=entry)
+        if digest == entry.written:
+            return FileStatus(path, "patched", digest, entry.patches, known=known, entry=entry)
+        if digest in made_of_originals({path: entry})[path]:
+            # A backup of what an earlier run left was restored: its original is still kept.
+            patches = _markers(path, sources)
+            return FileStatus(path, "patched", digest, patches, known=known, entry=entry)
     pin = _pin_of(path, digest, release)
     stale = entry is not None
     if pin is not None:
@@ -217,9 +222,7 @@ def _unknown_status(
     entry: ManifestEntry | None,
 ) -> FileStatus:
     """A content that neither the matrix nor our manifest knows."""
-    markers = tuple(
-        dict.fromkeys(name.decode() for name in _MARKERS.findall(sources.read(path) or b""))
-    )
+    markers = _markers(path, sources)
     recorded = installation.record.get(path)
     restored = entry is not None and digest == entry.original
     as_installed = digest == recorded or (recorded is None and not markers and entry is None)
@@ -228,6 +231,12 @@ def _unknown_status(
         return FileStatus(path, "pristine", digest, (), known=False, stale=stale)
     state = "patched" if markers and entry is None else "modified"
     return FileStatus(path, state, digest, markers, known=False)
+
+
+def _markers(path: str, sources: Sources) -> tuple[str, ...]:
+    """The patches of ours in a file, by the comments that they leave."""
+    found = _MARKERS.findall(sources.read(path) or b"")
+    return tuple(dict.fromkeys(name.decode() for name in found))
 
 
 def facts_of(sources: Sources, release: Release | None) -> tuple[ModelFacts, ...]:
@@ -273,6 +282,17 @@ def pinned_originals(paths: Iterable[str]) -> set[str]:
         for path in paths
         if path in release.files
     }
+
+
+def made_of_originals(entries: Mapping[str, ManifestEntry]) -> dict[str, set[str]]:
+    """The sha256 of what the matrix says that the default set makes of each kept original."""
+    made: dict[str, set[str]] = {path: set() for path in entries}
+    for release in matrix.releases():
+        for path, entry in entries.items():
+            pin = release.files.get(path)
+            if pin is not None and pin.original == entry.original:
+                made[path] |= {pin.patched, pin.hardened} - {pin.original}
+    return made
 
 
 def stale_paths(assessment: Assessment) -> tuple[str, ...]:

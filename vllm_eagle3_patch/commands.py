@@ -12,6 +12,7 @@ from vllm_eagle3_patch.classify import (
     Problem,
     classify,
     known_originals,
+    made_of_originals,
     pinned_originals,
     stale_paths,
 )
@@ -335,6 +336,7 @@ def _revert_broken(broken: BrokenVllmError, *, force: bool, dry_run: bool) -> Re
         dry_run=dry_run,
         known_originals=() if removed else pinned_originals(paths),
         not_shipped=paths if removed else (),
+        ours=made_of_originals(manifest.files) if manifest else {},
         all_or_none=True,
     )
     return Report(
@@ -359,6 +361,10 @@ def _reverted(result: RevertResult, *, dry_run: bool) -> tuple[str, ...]:
             f"kept, but the manifest does not say of what: {path}; put it back by hand, or "
             "delete it"
             for path in result.unclaimed
+        ),
+        *(
+            f"as it was but for its owner, whom only root could give it back to: {path}"
+            for path in result.other_owner
         ),
         *kept_aside,
     )
@@ -386,6 +392,7 @@ def _revert(
         dry_run=dry_run,
         known_originals=known_originals(assessment),
         not_shipped=assessment.not_shipped,
+        ours=made_of_originals(assessment.manifest.files) if assessment.manifest else {},
         all_or_none=True,
     )
     notes += _reverted(result, dry_run=dry_run)

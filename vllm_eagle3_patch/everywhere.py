@@ -207,8 +207,10 @@ def _on_path(environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
 
 
 def _of_conda(environ: Mapping[str, str], home: Path) -> Iterator[Path]:
+    listed = home / ".conda/environments.txt"
     with suppress(OSError):
-        for line in (home / ".conda/environments.txt").read_bytes().splitlines():
+        # A pipe would never end, and a device neither.
+        for line in listed.read_bytes().splitlines() if os.path.isfile(listed) else ():
             if line.strip():
                 yield Path(os.fsdecode(line.strip()))
     roots = [*(home / name for name in _CONDA_ROOTS), Path("/opt/conda")]

@@ -20,6 +20,7 @@ GONE = frozenset(
 )
 LARGEST_FILE = 2 * 1024 * 1024
 """Bytes. The largest Python file of any release is 0.5 MB; more is not vLLM's source."""
+_PIECE = 256 * 1024
 # They hold a hash or a signature of the content, which is what changes; and nobody is to get root
 # to give a file capabilities, as little as a set-user-id mode.
 NOT_COPIED = {"security.ima", "security.evm", "security.capability"}
@@ -146,13 +147,20 @@ class Folder:
                     times=(status.st_atime_ns, status.st_mtime_ns),
                     extended=extended_attributes(descriptor),
                 )
-                with os.fdopen(descriptor, "rb", closefd=False) as file:
-                    data = file.read(limit + 1)
+                data = _read(descriptor, limit + 1)
                 if len(data) > limit:
                     raise OSError(errno.EFBIG, f"is larger than {limit} bytes")
                 return Snapshot(data, attributes, status)
             finally:
                 os.close(descriptor)
+
+
+def _read(descriptor: int, most: int) -> bytes:
+    # In pieces: to ask for all at once would take that much memory, however small the file is.
+    data = bytearray()
+    while piece := os.read(descriptor, min(_PIECE, most - len(data))):
+        data += piece
+    return bytes(data)
 
 
 @contextmanager

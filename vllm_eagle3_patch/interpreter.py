@@ -132,6 +132,8 @@ def interpreter_of_program(program: Path, environ: Mapping[str, str]) -> Path:
         VllmNotFoundError: Its first lines name no Python.
     """
     try:
+        if not os.path.isfile(program):  # noqa: PTH113  a pipe would be waited for
+            raise OSError("it is not a file")
         with program.open("rb") as file:
             first, second = (os.fsdecode(file.readline(4096)).strip() for _ in range(2))
         words = shlex.split(first.removeprefix("#!")) if first.startswith("#!") else []

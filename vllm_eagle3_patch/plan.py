@@ -385,6 +385,7 @@ def _changes(
                 after=file.content,
                 patches=file.patches,
                 keep_aside=status.state == "modified" and status.path in entries,
+                made_of=status.entry.original if status.entry is not None else None,
             )
         )
     return tuple(changes), before

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vllm_eagle3_patch import filesystem, lock, state_readme
 from vllm_eagle3_patch.bytecode import remove_bytecode
+from vllm_eagle3_patch.errors import PatchError
 from vllm_eagle3_patch.folder import Attributes, Folder
 from vllm_eagle3_patch.git_exclude import remove_exclude
 from vllm_eagle3_patch.journal import APPLY, Journal, Replacement, is_concluded, journal_in
@@ -140,11 +141,20 @@ def write_document(root: Folder, state: Folder, name: str, data: bytes) -> None:
 
 def _roll_back(site: Site) -> RecoveryResult:
     journal = site.journal
-    outcomes = {file.path: _undo(site, file) for file in reversed(journal.files)}
+    outcomes: dict[str, str] = {}
+    failure: OSError | PatchError | None = None
+    for file in reversed(journal.files):
+        # One that cannot be undone now is no reason to leave the others as they are.
+        try:
+            outcomes[file.path] = _undo(site, file)
+        except (OSError, PatchError) as error:
+            failure = failure or error
     restored = tuple(path for path, outcome in outcomes.items() if outcome == "restored")
     foreign = tuple(path for path, outcome in outcomes.items() if outcome == "foreign")
     for path in restored:
         remove_bytecode(site.root, path)
+    if failure is not None:
+        raise failure
     manifest = _with_retained(journal, foreign)
     settle(site, manifest)
     for file in journal.files:

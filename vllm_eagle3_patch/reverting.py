@@ -1,15 +1,17 @@
 """Putting the originals back."""
 
 import errno
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from vllm_eagle3_patch.bytecode import remove_bytecode
 from vllm_eagle3_patch.errors import InterruptedRunError, ModifiedFileError
 from vllm_eagle3_patch.folder import GONE, Folder, parent_of, passing_over
 from vllm_eagle3_patch.journal import REVERT, Journal, Replacement, unfinished
-from vllm_eagle3_patch.lock import Hold, exclusive
+from vllm_eagle3_patch.lock import Hold, exclusive, leftovers
 from vllm_eagle3_patch.os_errors import explained
 from vllm_eagle3_patch.recovery import RecoveryResult, recover_in
 from vllm_eagle3_patch.replacing import Site, current_digest, swap
@@ -36,6 +38,8 @@ class RevertResult:
             or removed.
         kept_aside: Where copies of edited files are.
         unclaimed: Kept files, relative to the root, of which the manifest says nothing: they stay.
+        other_owner: Files that came back as a copy and have another owner or group than the
+            original: we may not give them away.
         state_removed: Whether nothing of our state is left.
         recovered: What became of an interrupted run that was found.
     """
@@ -46,6 +50,7 @@ class RevertResult:
     stale: tuple[str, ...] = ()
     kept_aside: tuple[KeptAside, ...] = ()
     unclaimed: tuple[str, ...] = ()
+    other_owner: tuple[str, ...] = ()
     state_removed: bool = False
     recovered: RecoveryResult | None = None
 
@@ -57,6 +62,7 @@ def revert(
     dry_run: bool = False,
     known_originals: Collection[str] = (),
     not_shipped: Collection[str] = (),
+    ours: Mapping[str, Collection[str]] = MappingProxyType({}),
     all_or_none: bool = False,
 ) -> RevertResult:
     """Put every original back, with its mode, owner, times and link, and remove our state.
@@ -74,6 +80,8 @@ def revert(
             was installed anew, not edited.
         not_shipped: Paths that the vLLM that is there now does not have: a file that is missing
             there was not deleted by anyone.
+        ours: For paths in the manifest, SHA-256 digests of what else we make of the original that
+            is kept: it counts as what we wrote.
         all_or_none: Refuse if there are both files to revert and edited ones.
 
     Raises:
@@ -82,8 +90,16 @@ def revert(
         StateCorruptError: The state cannot be trusted, or an original is lost.
         NotWritableError: Another run is at work, or something cannot be written.
     """
+    decide = partial(
+        _plan,
+        force=force,
+        known_originals=known_originals,
+        not_shipped=not_shipped,
+        ours=ours,
+        all_or_none=all_or_none,
+    )
     with explained(), Folder.at(root) as folder:
-        if folder.status(FOLDER) is None:
+        if folder.status(FOLDER) is None and (dry_run or not leftovers(folder)):
             return RevertResult(state_removed=True)
         if dry_run:
             if unfinished(root) is not None:
@@ -91,21 +107,28 @@ def revert(
                     "an earlier run was interrupted",
                     "run revert without --dry-run: it ends that run first",
                 )
-            return _plan(folder, force, known_originals, not_shipped, all_or_none)[1]
+            return decide(folder)[1]
     with exclusive(root) as hold:
         recovered = recover_in(hold.root)
-        journal, result = _plan(hold.root, force, known_originals, not_shipped, all_or_none)
+        journal, result = decide(hold.root)
         if journal.files or journal.dropped() or (journal.before and journal.after is None):
             carry_out(hold, journal, lambda site: _put_all_back(site, hold))
-        removed = hold.root.status(FOLDER) is None
-        return replace(result, state_removed=removed, recovered=recovered)
+        entries = [journal.entry_of(file.path) for file in journal.files]
+        return replace(
+            result,
+            other_owner=tuple(e.path for e in entries if _has_other_owner(hold.root, e)),
+            state_removed=hold.root.status(FOLDER) is None,
+            recovered=recovered,
+        )
 
 
 def _plan(
     root: Folder,
+    *,
     force: bool,
     known_originals: Collection[str],
     not_shipped: Collection[str],
+    ours: Mapping[str, Collection[str]],
     all_or_none: bool,
 ) -> tuple[Journal, RevertResult]:
     manifest = manifest_of(root)
@@ -113,7 +136,7 @@ def _plan(
     digests = {path: current_digest(root, path) for path in entries}
     found: dict[str, list[str]] = {what: [] for what in ("ours", "edited", "original", "stale")}
     for path, entry in entries.items():
-        what = _what_is_there(root, entry, digests[path], known_originals)
+        what = _what_is_there(root, entry, digests[path], known_originals, ours.get(path, ()))
         gone = what == "ours" and digests[path] is None and path in not_shipped
         found["stale" if gone else what].append(path)
     if all_or_none and found["ours"] and found["edited"] and not force:
@@ -149,11 +172,15 @@ def _plan(
 
 
 def _what_is_there(
-    root: Folder, entry: ManifestEntry, digest: str | None, known_originals: Collection[str]
+    root: Folder,
+    entry: ManifestEntry,
+    digest: str | None,
+    known_originals: Collection[str],
+    ours: Collection[str],
 ) -> str:
     if digest is None:
         return _without_a_file(root, entry.path)
-    if digest == entry.written:
+    if digest == entry.written or digest in ours:
         return "ours"
     if digest == entry.original:
         return "original"
@@ -166,6 +193,14 @@ def _without_a_file(root: Folder, path: str) -> str:
             return "ours" if folder.status(name) is None else "edited"
         return "stale"
     return "edited"  # A link or a file is in the place of its folder.
+
+
+def _has_other_owner(root: Folder, entry: ManifestEntry) -> bool:
+    with passing_over(GONE), parent_of(root, entry.path) as (folder, name):
+        status = folder.status(name)
+        if status is not None and entry.symlink is None:
+            return (status.st_uid, status.st_gid) != entry.owner
+    return False
 
 
 def _unclaimed(root: Folder, manifest: Manifest | None) -> tuple[str, ...]:

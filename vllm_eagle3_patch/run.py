@@ -60,9 +60,9 @@ def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> N
         try:
             hold.confirm()
             recover_in(root)
-        except OSError as second:
+        except (OSError, MemoryError) as second:
             raise NotWritableError(
-                f"{_reason(error)}; rolling back failed too: {not_writable(second).message}",
+                f"{_reason(error)}; rolling back failed too: {_reason(second)}",
                 "mend that, then run apply or revert: either ends the interrupted run first",
                 code="rollback-failed",
             ) from error

@@ -17,13 +17,17 @@ To restore everything:
 
   vllm-eagle3-patch revert
 
-The same without the tool, in the folder that holds `vllm` and this folder
-(what is in originals/ wins over what is in copies/):
+The same without the tool, in the folder that holds `vllm` and this folder, as long
+as the files are as "written" in manifest.json says (sha256sum): where vLLM was upgraded
+or reinstalled since, or someone edited them, this would replace that with what was
+there before. What is in originals/ wins over what is in copies/:
 
   for kept in "$PWD"/.vllm-eagle3-patch/copies/* "$PWD"/.vllm-eagle3-patch/originals/*; do
     (cd "$kept" && find vllm ! -type d -exec mv -f {} ../../../{} \\;)
   done
 
 Compare the files with "original" in manifest.json (sha256sum), or reinstall vLLM if they
-differ. Then remove this folder and the `__pycache__` folders beside the restored files.
+differ. Then remove this folder, the `__pycache__` folders beside the restored files, and
+what an interrupted run left beside them (names that begin with a dot and hold
+`vllm-eagle3-patch`).
 """

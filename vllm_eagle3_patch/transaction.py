@@ -44,6 +44,8 @@ class Change:
         keep_aside: For a file of ours that someone edited: keep a copy of the edited bytes. The
             original stays the recorded one. Without it, a file that is not as we left it
             counts as newly installed: what is there becomes the original.
+        made_of: The SHA-256 of the original that what is there was made of, if we made it: as long
+            as that is the recorded one, it stays that, whatever the manifest says was written.
     """
 
     path: str
@@ -51,6 +53,7 @@ class Change:
     after: bytes
     patches: tuple[str, ...]
     keep_aside: bool = False
+    made_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,9 @@ def _entry(
     root: Folder, change: Change, found: Snapshot, entry: ManifestEntry | None, run: int
 ) -> ManifestEntry:
     written = digest_of(change.after)
-    if entry is not None and (change.keep_aside or entry.written == change.expected):
+    if entry is not None and (
+        change.keep_aside or change.made_of == entry.original or change.expected == entry.written
+    ):
         return replace(entry, written=written, patches=change.patches)
     parent, _, name = change.path.rpartition("/")
     with root.below(parent) as folder:

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from other_users import let_in
 
 from command_line import Ended, run, snapshot
 from conftest import small_copy
@@ -336,4 +337,38 @@ def test_a_disk_that_is_full_at_the_third_file(tmp_path: Path, tried: Tried) -> 
         how="a small file system in memory that is filled up at that moment",
         count=3,
         result="exit code 7 and nothing is left changed, or done; done once there is space",
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_user_who_may_not_give_files_back(in_memory: Path, tried: Tried) -> None:
+    root = small_copy("0.17.1", in_memory / "site-packages")
+    let_in(root)
+    nobody = pwd.getpwnam("nobody")
+    done("apply", root)  # What the commands load is loaded before the user changes.
+    done("revert", root)
+    # The folders are the user's, the files root's: he may replace them, not give one another name.
+    for path in (root, *root.rglob("*")):
+        os.chown(path, *((nobody.pw_uid, nobody.pw_gid) if path.is_dir() else (0, 0)))
+    before = files(root)
+
+    def as_nobody() -> None:
+        os.setgroups([])
+        os.setgid(nobody.pw_gid)
+        os.setuid(nobody.pw_uid)
+        changed = command("apply", root).document["changed"]
+        reverted = command("revert", root)
+        assert reverted.exit_code == 0
+        told = "\n".join(reverted.document["notes"])
+        for path in changed:
+            is_named = f"but for its owner, whom only root could give it back to: {path}" in told
+            assert is_named == ((root / path).stat().st_uid != 0)
+
+    in_a_child(as_nobody)
+    assert files(root) == before
+    tried(
+        FAILING,
+        "apply and revert by a user who owns the folders and not the files",
+        how="a process of the user nobody, files of root",
+        result="the bytes are as before, and revert names each file that has another owner now",
     )

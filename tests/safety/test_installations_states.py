@@ -120,3 +120,44 @@ def test_only_the_version_of_the_tool_differs(site_packages: Path, tried: Tried)
         how="`0.0.1` in the manifest; check, apply, revert",
         result="ready, nothing to do; after revert all as before",
     )
+
+
+@pytest.mark.parametrize("then", ["apply --harden", "revert"])
+@pytest.mark.parametrize("release", ["0.18.0", "0.33.0"])
+def test_a_backup_of_what_an_earlier_run_left(
+    release: str, then: str, tmp_path: Path, tried: Tried
+) -> None:
+    root = small_copy(release, tmp_path / "site-packages")
+    before = whole_tree(root)
+    here = ("--site-packages", root)
+    run("apply", *here)
+    shutil.copytree(root / "vllm", tmp_path / "backup")
+    assert run("apply", "--harden", *here).exit_code == 0
+    hardened = {path: node.content for path, node in whole_tree(root / "vllm").items()}
+    # The package folder alone goes back to what the first run left: our folder is beside it.
+    shutil.rmtree(root / "vllm")
+    shutil.copytree(tmp_path / "backup", root / "vllm")
+    checked = run("check", *here, "--json")
+    patched = [file["path"] for file in checked.document["files"] if file["state"] == "patched"]
+    assert SPECULATIVE in patched or release != "0.18.0"
+    assert not codes(checked) & {"modified", "no-original", "state-corrupt"}
+    assert not any(
+        path in problem["message"]
+        for problem in checked.document["problems"]
+        if problem["code"] == "stale-state"
+        for path in patched
+    )
+    if then != "revert":
+        assert run(*then.split(), *here).exit_code == 0
+        again = {path: node.content for path, node in whole_tree(root / "vllm").items()}
+        assert again == hardened
+    assert run("revert", *here).exit_code == 0
+    after = whole_tree(root)
+    assert {p: n.content for p, n in after.items()} == {p: n.content for p, n in before.items()}
+    tried(
+        GROUP,
+        "a backup of what an earlier run had left is restored over what a later one wrote",
+        how="apply, copy of `vllm/`, `apply --harden`, the copy put back; `apply --harden` and "
+        "revert, or revert",
+        result="what is there is known as ours, and after revert it is the original",
+    )
