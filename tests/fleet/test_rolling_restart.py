@@ -36,7 +36,8 @@ def test_a_failed_verification_stops_the_rolling_restart(three: Fleet) -> None:
     assert run.counted("changed") == {"one"}
     assert three.restarted == ["one"]
     assert run.table["one"][1] == "patched"
-    assert run.table["two"] == ("0.17.1", "failed", f"{WRAPPER} fails image-token: seen\\nso")
+    note = f"{WRAPPER} fails image-token: seen\\nso; every file was put back"
+    assert run.table["two"] == ("0.17.1", "failed", note)
     assert run.table["three"] == ("-", "not begun", "two failed")
     after = three.trees()
     assert after["one"] != before["one"]
