@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet.playbooks import ANY_FAILURE, BROKEN_RESTART, SUFFERING, Fleet
+from fleet.playbooks import ANY_FAILURE, BROKEN_RESTART, SUFFERING, UNREACHABLE, Fleet
 from test_verify import WRAPPER, Server
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def test_a_failed_verification_stops_the_rolling_restart(three: Fleet) -> None:
     assert run.counted("changed") == {"one"}
     assert three.restarted == ["one"]
     assert run.table["one"][1] == "patched"
-    assert run.table["two"] == ("0.17.1", "failed", f"{WRAPPER} fails image-token: seen\\nso")
+    note = f"{WRAPPER} fails image-token: seen\\nso; every file was put back"
+    assert run.table["two"] == ("0.17.1", "failed", note)
     assert run.table["three"] == ("-", "not begun", "two failed")
     after = three.trees()
     assert after["one"] != before["one"]
@@ -53,6 +54,7 @@ def test_a_restart_that_fails_stops_it_too_and_the_next_run_goes_on(three: Fleet
     assert run.table["one"][1:] == ("patched", "nothing to do")
     assert run.table["two"][:2] == ("0.17.1", "failed")
     assert run.table["two"][2].startswith("Wait until it serves: ")
+    assert run.table["two"][2].endswith(" (changed 13 files, restart not finished)")
     assert run.table["three"][1] == "not begun"
 
     run = three.play("apply.yml")
@@ -83,3 +85,79 @@ def test_a_host_without_the_program_says_so(three: Fleet) -> None:
     assert run.exit_code == ANY_FAILURE
     assert run.table["one"][1] == "failed"
     assert run.table["one"][2].endswith("/no/program")
+
+
+UNREADABLE = {
+    "absent": (None, "no such file on the controller"),
+    "empty": ("\n", "no tasks in it"),
+    "no yaml": ("- name: [", "(line "),
+    "no list": ("name: Restart it\n", "must contain a list of tasks"),
+    "unknown module": ("- name: Restart it\n  no_such_module:\n", "'no_such_module'"),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "check"), [*((case, ()) for case in UNREADABLE), ("absent", ("--check",))]
+)
+def test_a_restart_that_cannot_be_read_is_found_before_anything_is_changed(
+    case: str, check: tuple[str, ...], three: Fleet
+) -> None:
+    text, wrong = UNREADABLE[case]
+    before = three.trees(state=True)
+    more = {} if text is None else {"restart": text}
+    absent = {"vllm_eagle3_patch_restart_tasks": str(three.folder / "no/restart.yml")}
+    run = three.play("apply.yml", *check, **more, **(absent if text is None else {}))
+    assert run.exit_code == ANY_FAILURE
+    assert run.counted("failed") == {"one", "two", "three"}
+    assert run.counted("changed") == set()
+    for row in run.table.values():
+        assert row[1] == "failed"
+        assert row[2].startswith("restart tasks /")
+        assert wrong in row[2]
+    assert three.trees(state=True) == before
+
+
+LOST = """
+- name: Lose it
+  ansible.builtin.command: "true"
+  vars: {ansible_port: 9}
+"""
+MISSING = """
+- name: Go on elsewhere
+  ansible.builtin.include_tasks: /no/more.yml
+"""
+
+
+@pytest.mark.parametrize("restart", [LOST, MISSING], ids=["lost", "missing"])
+def test_whatever_ends_a_restart_there_is_a_table_and_the_run_fails(
+    restart: str, three: Fleet
+) -> None:
+    assert three.play("revert.yml", **SUFFERING).exit_code == 0
+    run = three.play("apply.yml", restart=restart)
+    assert run.exit_code == ANY_FAILURE
+    assert [row[1] for row in run.table.values()] == ["failed", "not begun", "not begun"]
+    assert run.table["one"][2].endswith(" (changed 13 files, restart not finished)")
+
+
+def test_a_host_that_is_lost_beside_others_is_unreachable(three: Fleet) -> None:
+    assert three.play("revert.yml", **SUFFERING).exit_code == 0
+    restart = LOST + "  when: inventory_hostname == 'two'\n"
+    run = three.play("apply.yml", restart=restart, **SUFFERING)
+    assert run.exit_code == UNREACHABLE
+    assert run.counted("unreachable") == {"two"}
+    assert run.table["one"][1:] == ("patched", "changed 13 files")
+    assert run.table["two"][1:] == ("patched", "changed 13 files, not restarted")
+
+
+def test_a_change_without_a_restart_says_so_and_the_restart_can_follow(three: Fleet) -> None:
+    assert three.play("revert.yml", **SUFFERING).exit_code == 0
+    run = three.play("apply.yml", "--limit", "one", vllm_eagle3_patch_restart_tasks="")
+    assert run.exit_code == 0
+    assert run.table["one"][1:] == ("patched", "changed 13 files, not restarted")
+    run = three.play("apply.yml", "--limit", "one")
+    assert run.table["one"][1:] == ("patched", "nothing to do")
+    assert three.restarted == []
+    run = three.play("apply.yml", "--limit", "one", vllm_eagle3_patch_restart_always=True)
+    assert run.exit_code == 0
+    assert run.table["one"][1:] == ("patched", "nothing to do, restarted")
+    assert three.restarted == ["one"]

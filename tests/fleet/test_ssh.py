@@ -44,7 +44,9 @@ def host(work: Path, start: Callable[..., Host]) -> Host:
 
 
 def test_check_needs_no_terminal(host: Host) -> None:
-    ended = host.ssh(documented("ssh host vllm-eagle3-patch check").removeprefix("ssh host "))
+    line = documented("ssh host /opt/venv/bin/vllm-eagle3-patch check").removeprefix("ssh host ")
+    installed = str(Path(sys.executable).with_name("vllm-eagle3-patch"))
+    ended = host.ssh(line.replace("/opt/venv/bin/vllm-eagle3-patch", installed))
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.startswith("vllm 0.17.1 in ")
     assert "\x1b" not in ended.stdout
