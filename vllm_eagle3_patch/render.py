@@ -446,8 +446,8 @@ def _model_blocks(
 ) -> Iterator[Block]:
     if not models:
         return
-    from vllm_eagle3_patch.limits_text import MESSAGES
-    from vllm_eagle3_patch.report import patched_by
+    from vllm_eagle3_patch.limits_text import message
+    from vllm_eagle3_patch.report import patched_by, patches_in_place
 
     yield Columns(
         ("model", "model types", "ready", "missing", "patched by"),
@@ -471,10 +471,11 @@ def _model_blocks(
     for facts in possible:
         for code in facts.limits:
             limited.setdefault(code, []).append(facts.architecture)
+    in_place = patches_in_place(assessment)
     for code, architectures in limited.items():
         everyone = len(architectures) == len(possible)
         which = "" if everyone else f" ({', '.join(architectures)})"
-        yield Line(f"limit {code}{which}: {MESSAGES[code]}")
+        yield Line(f"limit {code}{which}: {message(code, in_place)}")
 
 
 def _file_blocks(assessment: Assessment) -> Iterator[Block]:
