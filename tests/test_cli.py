@@ -373,6 +373,26 @@ def test_a_selection_that_leaves_models_unready_is_not_called_ready(site_package
     assert not any(model["ready"] for model in checked.document["models"])
 
 
+def test_a_person_is_told_of_the_files_that_the_named_models_need(site_packages: Path) -> None:
+    where = ("check", "--site-packages", site_packages)
+    needed, others = "models/kimi_k25.py", "models/kimi_vl.py"
+    shown = run(*where, "--model", "kimi_k25").stdout
+    assert needed in shown
+    assert "models/deepseek_v2.py" in shown
+    assert "config/speculative.py" in shown
+    assert others not in shown
+    everything = run(*where).stdout
+    assert needed in everything
+    assert others in everything
+    named = run(*where, "--model", "kimi_k25", "--json").document
+    assert named["files"] == run(*where, "--json").document["files"]
+    text_only = run(*where, "--model", "deepseek_v3").stdout
+    assert needed not in text_only
+    # What is in the way is told of, whoever needs it.
+    edit(site_packages / "vllm/model_executor" / others)
+    assert others in run(*where, "--model", "kimi_k25").stdout
+
+
 def test_every_model_named_must_be_shipped(tmp_path: Path) -> None:
     old = small_copy("0.13.0", tmp_path / "old")
     both = run_json("check", old, "--model", "kimi_k25", "--model", "deepseek_v3")
@@ -536,7 +556,10 @@ def test_markers_without_state_are_told_and_revert_says_reinstall(
     shutil.rmtree(site_packages / STATE)
     checked = run_json("check", site_packages)
     assert (checked.exit_code, checked.document["state"]) == (0, "patched")
-    assert "no-original" in problem_codes(checked)
+    patched = [f["path"] for f in checked.document["files"] if f["state"] == "patched"]
+    assert len(patched) > 1
+    (told,) = (p for p in checked.document["problems"] if p["code"] == "no-original")
+    assert told["message"].endswith(f": {', '.join(patched)}")
     reverted = run_json("revert", site_packages)
     assert reverted.exit_code == 4
     assert "reinstall" in reverted.stderr

@@ -200,6 +200,53 @@ def test_a_running_process_leads_to_its_installation(
     assert {r.installation.chosen_by for r in reports if r.installation} == {"a running process"}
 
 
+def running(proc: Path, number: int, command: bytes, maps: str = "") -> None:
+    """A process of the same mount namespace, as Linux shows it."""
+    process = proc / str(number)
+    for folder in (process, proc / "self"):
+        if not (folder / "ns").exists():
+            (folder / "ns").mkdir(parents=True)
+            (folder / "ns/mnt").symlink_to("mnt:[1]")
+    (process / "cmdline").write_bytes(command)
+    (process / "maps").write_text(maps)
+
+
+def test_the_interpreter_of_a_running_process_is_named(
+    home: Path, tmp_path: Path, site_packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that it was started by, or its environment's where it hides that."""
+    proc = tmp_path / "proc"
+    idle, served, renamed = (
+        environment(tmp_path / name, site_packages) for name in ("idle", "served", "renamed")
+    )
+    running(proc, 1, f"{idle}/bin/python\0-c\0input()".encode())
+    running(proc, 2, f"{served}/bin/python\0{served}/bin/vllm\0serve".encode())
+    library = f"{renamed}/lib/python3.12/site-packages/vllm/_C.abi3.so"
+    running(proc, 3, b"VLLM::EngineCore\0", f"7f00-7f01 r--p 00000000 00:1 1    {library}\n")
+    running(proc, 4, b"")
+    monkeypatch.setattr("vllm_eagle3_patch.processes.PROC", proc)
+    installations = [report.installation for report in check_all(Options()).reports]
+    assert {found.python for found in installations if found} == {
+        f"{prefix}/bin/python" for prefix in (idle, served, renamed)
+    }
+
+
+def test_venvs_in_the_home_and_in_the_current_directory(
+    home: Path, tmp_path: Path, site_packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = ("venv", ".venv", "venvs/a", ".venvs/b", "project/.venv", "other/venv", "named")
+    places = [environment(home / place, site_packages) for place in usual]
+    here = environment(tmp_path / "here/.venv", site_packages)
+    environment(home / "a/b/venv", site_packages)
+    no_venv = environment(home / "x/y", site_packages)
+    shutil.copytree(no_venv / "lib", home / "plain/lib")
+    monkeypatch.chdir(tmp_path / "here")
+    installations = [report.installation for report in check_all(Options()).reports]
+    assert sorted(found.python or "" for found in installations if found) == sorted(
+        f"{prefix}/bin/python" for prefix in (*places, here)
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fake_package import write_package
-from vllm_eagle3_patch import limits, limits_text
+from vllm_eagle3_patch import limits, limits_text, matrix
 from vllm_eagle3_patch.errors import UnsupportedError
 from vllm_eagle3_patch.family import FamilyModel, select_models
 from vllm_eagle3_patch.sources import Sources
@@ -312,6 +312,29 @@ def test_all_of_them_in_the_contracts_order(tmp_path: Path) -> None:
 
 def test_each_message_is_one_line() -> None:
     assert not [text for text in limits_text.MESSAGES.values() if "\n" in text or not text]
+
+
+def test_what_is_left_after_patching_is_not_said_to_be_mended_by_it() -> None:
+    for release in matrix.oldest_first():
+        applied = {name for pin in release.files.values() for name in pin.patches}
+        for model in release.models:
+            for code in model.limits_patched if model.support == "patch" else ():
+                said = limits_text.message(code, applied)
+                blamed = [name for name in applied if f"the patch {name} mends" in said]
+                assert not blamed, (release.name, model.architecture, code)
+
+
+@pytest.mark.parametrize(
+    ("code", "patch", "left"),
+    [
+        ("dual-batch-overlap", "dual-batch-overlap", "do not use --enable-dbo"),
+        ("blackwell", "draft-attention-backend", "set FLASHINFER_MLA for the target"),
+        ("blackwell", "draft-attention-metadata", "set FLASHINFER_MLA for the target"),
+    ],
+)
+def test_a_limit_that_remains_says_what_still_fails(code: str, patch: str, left: str) -> None:
+    assert "mends that" in limits_text.message(code, ())
+    assert left in limits_text.message(code, (patch, "deepseek-v2"))
 
 
 def test_a_package_without_the_model_is_an_error(tmp_path: Path) -> None:

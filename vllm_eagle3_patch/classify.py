@@ -370,14 +370,20 @@ def _file_problems(assessment: Assessment) -> Iterable[Problem]:
             hint = "revert puts it back" if ours else "reinstall vLLM: it is incomplete"
             yield Problem("missing", f"{status.path} is missing", hint)
         elif status.state == "modified":
-            yield Problem(
-                "modified",
-                f"{status.path} was changed by someone else",
-                "apply and revert leave it alone unless you say --force (then a copy is kept)",
-            )
-        elif status.state == "patched" and status.entry is None:
-            yield Problem(
-                "no-original",
-                f"{status.path} is patched, but its original is not kept here",
-                "to get the original back, reinstall vLLM",
-            )
+            yield modified(status.path)
+    lacking = [s.path for s in assessment.files if s.state == "patched" and s.entry is None]
+    if lacking:
+        yield Problem(
+            "no-original",
+            f"patched, but no original is kept here: {', '.join(lacking)}",
+            "to get the original back, reinstall vLLM",
+        )
+
+
+def modified(path: str) -> Problem:
+    """What is said of a file that someone else changed."""
+    return Problem(
+        "modified",
+        f"{path} was changed by someone else",
+        "apply and revert leave it alone unless you say --force (then a copy is kept)",
+    )

@@ -196,9 +196,12 @@ def check(
 ) -> NoReturn:
     """Say whether EAGLE-3 works here for each model, and what is missing.
 
-    With --all: for each vLLM in the usual places for environments (venv, conda, virtualenvs, uv,
-    pipx, pyenv, /opt, the system's, those of running processes), a row each. No interpreter is
-    started. The exit code is the highest of them.
+    With --all: a row for each vLLM in one of these places: the active environment ($VIRTUAL_ENV,
+    $CONDA_PREFIX), this tool's own, those of vllm and python3* on $PATH, and $PYTHONPATH; .venv
+    in the current directory; venvs at ~/*, ~/*/.venv, ~/*/venv, ~/venvs/* and ~/.venvs/*; the
+    folders of virtualenvwrapper, pipx, uv's tools, pyenv and conda; /opt/* and /opt/*/*; the
+    system's and the user's packages; what running processes have loaded, and the environments
+    whose Python they run. No interpreter is started. The exit code is the highest of them.
 
     Exit code: 0 ready, 1 apply would make it work, 3 no vLLM, 4 cannot be patched,
     5 a file was changed by someone else, 7 another run is busy, 8 a run was interrupted.

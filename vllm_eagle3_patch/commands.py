@@ -13,6 +13,7 @@ from vllm_eagle3_patch.classify import (
     classify,
     known_originals,
     made_of_originals,
+    modified,
     pinned_originals,
     stale_paths,
 )
@@ -405,11 +406,19 @@ def _revert(
         plan(after, Options(), contents=False).state,
         installation,
         after,
-        after.problems,
+        _as_before(assessment, after, dry_run=dry_run),
         changed=result.reverted,
         notes=notes,
         dry_run=dry_run,
     )
+
+
+def _as_before(assessment: Assessment, after: Assessment, *, dry_run: bool) -> tuple[Problem, ...]:
+    """What is wrong after a revert, but for edits that were there before apply: those came back."""
+    entries = assessment.manifest.files if assessment.manifest and not dry_run else {}
+    digest = after.sources.digest
+    put_back = {modified(path) for path, e in entries.items() if digest(path) == e.original}
+    return tuple(problem for problem in after.problems if problem not in put_back)
 
 
 def diff(where: Where, options: Options) -> Report:

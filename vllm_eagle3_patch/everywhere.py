@@ -35,6 +35,8 @@ _HOMES = (
     ("PYENV_ROOT", ".pyenv/versions/*"),
 )
 _BELOW_VARIABLE = {"PIPX_HOME": "venvs/*", "PYENV_ROOT": "versions/*"}
+_VENVS = ("*", "*/.venv", "*/venv", "venvs/*", ".venvs/*")
+"""Below the home. ``*`` matches hidden folders too: ``~/.venv`` itself, and ``~/.local/venv``."""
 _CONDA_ROOTS = ("miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba")
 _PACKAGES = ("lib/python3*/*-packages", "lib64/python3*/*-packages")
 _SYSTEM = (
@@ -159,8 +161,8 @@ def places(environ: Mapping[str, str], search: Sequence[Path] = ()) -> Iterator[
             yield Place(Path(entry), None, "PYTHONPATH")
     from vllm_eagle3_patch.processes import roots_in_use
 
-    for root in roots_in_use():
-        yield Place(root, None, "a running process")
+    for root, python in roots_in_use().items():
+        yield Place(root, python, "a running process")
 
 
 def _pythons(prefix: Path) -> tuple[Path, ...]:
@@ -182,14 +184,23 @@ def _prefixes(environ: Mapping[str, str], search: Sequence[Path]) -> Iterator[tu
             yield prefix, os.fspath(folder / pattern)
     for prefix in _of_conda(environ, home):
         yield prefix, "conda"
-    for pattern in ("opt/*", "opt/*/*"):
-        for prefix in _glob(Path("/"), pattern):
-            if _is_environment(prefix):
-                yield prefix, "/opt"
+    with suppress(OSError):  # The current directory may be gone.
+        yield absolute(Path(".venv")), "the current directory's .venv"
+    yield from _environments_at(home, _VENVS, "~")
+    yield from _environments_at(Path("/opt"), ("*", "*/*"), "/opt")
     for folder in search:
         for prefix in _below(absolute(folder), _DEPTH):
             if _is_environment(prefix):
                 yield prefix, f"--search {one_line(folder)}"
+
+
+def _environments_at(
+    folder: Path, patterns: Iterable[str], name: str
+) -> Iterator[tuple[Path, str]]:
+    for pattern in patterns:
+        for prefix in _glob(folder, pattern):
+            if _is_environment(prefix):
+                yield prefix, f"{name}/{pattern}"
 
 
 def _on_path(environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:

@@ -28,17 +28,22 @@ def running_with(root: Path) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def roots_in_use() -> tuple[Path, ...]:
-    """Return the folders that hold a ``vllm`` which a process has loaded, or may run."""
-    found: dict[Path, None] = {}
+def roots_in_use() -> dict[Path, Path | None]:
+    """Return the folders of packages that processes use, each with an interpreter if one is known.
+
+    They hold a ``vllm`` that a process has loaded or may run, or belong to the environment whose
+    Python a process runs, whatever it does.
+    """
+    found: dict[Path, Path | None] = {}
     for process in _processes():
         try:
             if _same_mounts(process):
-                found.update(dict.fromkeys(_mapped_roots(process)))
-                found.update(dict.fromkeys(_roots_of_program(process)))
+                python = _python(process)
+                for root in (*_mapped_roots(process), *_roots_of_program(process, python)):
+                    found[root] = found.get(root) or python or _python_of(root)
         except OSError:
             continue  # It ended meanwhile, or belongs to someone else.
-    return tuple(found)
+    return found
 
 
 def is_running(pid: int, started: str | None) -> bool:
@@ -104,18 +109,42 @@ def _mapped_roots(process: Path) -> Iterator[Path]:
                 yield root
 
 
-def _roots_of_program(process: Path) -> Iterator[Path]:
+def _roots_of_program(process: Path, python: Path | None) -> Iterator[Path]:
+    program = _program(_arguments(process))
+    program_path = None if program is None else _interpreter(process, program)
+    for path in dict.fromkeys((program_path, python)):
+        if path is not None:
+            yield from sorted(path.parent.parent.glob("lib*/python3*/*-packages"))
+
+
+def _python(process: Path) -> Path | None:
+    """Return the interpreter that a process was started by, if it is an environment's."""
+    program = _arguments(process)[0]
+    if not Path(program).name.startswith("python"):
+        return None
+    python = _interpreter(process, program)
+    return python if python is not None and _is_environments(python) else None
+
+
+def _python_of(root: Path) -> Path | None:
+    """Return the interpreter of the environment that a folder of packages belongs to."""
+    pythons = (prefix / "bin/python" for prefix in _environments(root))
+    return next((python for python in pythons if _is_environments(python)), None)
+
+
+def _is_environments(python: Path) -> bool:
+    prefix = python.parent.parent
+    is_one = (prefix / "pyvenv.cfg").is_file() or (prefix / "conda-meta").is_dir()
+    return is_one and python.exists()
+
+
+def _arguments(process: Path) -> list[str]:
     command = (process / "cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
-    program = _program([os.fsdecode(argument) for argument in command])
-    interpreter = None if program is None else _interpreter(process, program)
-    if interpreter is not None:
-        yield from sorted(interpreter.parent.parent.glob("lib*/python3*/*-packages"))
+    return [os.fsdecode(argument) for argument in command]
 
 
 def _runs(process: Path, places: set[Path]) -> bool:
-    command = (process / "cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
-    arguments = [os.fsdecode(argument) for argument in command]
-    program = _program(arguments)
+    program = _program(_arguments(process))
     if program is None:
         return False
     interpreter = _interpreter(process, program)

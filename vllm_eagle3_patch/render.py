@@ -18,7 +18,7 @@ from vllm_eagle3_patch.site_folder import shell_word
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from vllm_eagle3_patch.classify import Assessment, Problem
+    from vllm_eagle3_patch.classify import Assessment, FileStatus, Problem
     from vllm_eagle3_patch.errors import PatchError
     from vllm_eagle3_patch.everywhere import Everywhere
     from vllm_eagle3_patch.facts import ModelFacts
@@ -304,7 +304,7 @@ def _report_blocks(report: Report) -> Iterator[Block]:
     if report.assessment is not None and report.command != "verify":
         said_below = {problem.message for problem in report.problems}
         yield from _model_blocks(report.assessment, _facts(report), said_below)
-        yield from _file_blocks(report.assessment)
+        yield from _file_blocks(_files(report))
     for path in report.changed or ():
         verb = "would change" if report.dry_run else "changed"
         yield Line(f"{verb}: {path}")
@@ -446,8 +446,8 @@ def _model_blocks(
 ) -> Iterator[Block]:
     if not models:
         return
-    from vllm_eagle3_patch.limits_text import MESSAGES
-    from vllm_eagle3_patch.report import patched_by
+    from vllm_eagle3_patch.limits_text import message
+    from vllm_eagle3_patch.report import patched_by, patches_in_place
 
     yield Columns(
         ("model", "model types", "ready", "missing", "patched by"),
@@ -471,22 +471,41 @@ def _model_blocks(
     for facts in possible:
         for code in facts.limits:
             limited.setdefault(code, []).append(facts.architecture)
+    in_place = patches_in_place(assessment)
     for code, architectures in limited.items():
         everyone = len(architectures) == len(possible)
         which = "" if everyone else f" ({', '.join(architectures)})"
-        yield Line(f"limit {code}{which}: {MESSAGES[code]}")
+        yield Line(f"limit {code}{which}: {message(code, in_place)}")
 
 
-def _file_blocks(assessment: Assessment) -> Iterator[Block]:
-    if not assessment.files:
+def _files(report: Report) -> tuple[FileStatus, ...]:
+    """Those that the named models need, and those in the way; all if no model was named."""
+    assert report.assessment is not None
+    files = report.assessment.files
+    if not report.named:
+        return files
+    from vllm_eagle3_patch.family import FAMILY
+
+    named = [model for model in FAMILY if model.architecture in report.named]
+    needed = {name for model in named for name in model.requires}
+    of_others = {name for model in FAMILY for name in model.requires} - needed
+    wrappers = {model.wrapper.path for model in FAMILY if model.wrapper is not None}
+    wrappers -= {model.wrapper.path for model in named if model.wrapper is not None}
+    return tuple(
+        status
+        for status in files
+        if status.state in ("modified", "missing")
+        or not (status.path in wrappers or (status.patches and of_others >= {*status.patches}))
+    )
+
+
+def _file_blocks(files: Sequence[FileStatus]) -> Iterator[Block]:
+    if not files:
         return
     yield _BLANK
     yield Columns(
         ("file", "state", "patches"),
-        tuple(
-            (status.path, status.state, ", ".join(status.patches) or "-")
-            for status in assessment.files
-        ),
+        tuple((status.path, status.state, ", ".join(status.patches) or "-") for status in files),
     )
     yield _BLANK
 

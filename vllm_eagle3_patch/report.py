@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_eagle3_patch import __version__
-from vllm_eagle3_patch.limits_text import MESSAGES
+from vllm_eagle3_patch.limits_text import message
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.classify import Assessment, Problem
@@ -111,6 +111,7 @@ def _release(assessment: Assessment | None) -> dict[str, Any]:
 def _models(assessment: Assessment | None) -> list[dict[str, Any]]:
     if assessment is None:
         return []
+    in_place = patches_in_place(assessment)
     return [
         {
             "architecture": facts.architecture,
@@ -119,19 +120,24 @@ def _models(assessment: Assessment | None) -> list[dict[str, Any]]:
             "missing": list(facts.missing),
             "patched_by": list(patched_by(assessment, facts)),
             "reason": facts.reason,
-            "limits": [{"code": code, "message": MESSAGES[code]} for code in facts.limits],
+            "limits": [{"code": code, "message": message(code, in_place)} for code in facts.limits],
         }
         for facts in assessment.facts
     ]
+
+
+def patches_in_place(assessment: Assessment) -> set[str]:
+    """The patches of ours in the files as they are."""
+    return {
+        name for status in assessment.files if status.state == "patched" for name in status.patches
+    }
 
 
 def patched_by(assessment: Assessment, facts: ModelFacts) -> tuple[str, ...]:
     """The patches of ours that a model's interface rests on."""
     from vllm_eagle3_patch.family import FAMILY
 
-    in_place = {
-        name for status in assessment.files if status.state == "patched" for name in status.patches
-    }
+    in_place = patches_in_place(assessment)
     requires = next(m.requires for m in FAMILY if m.architecture == facts.architecture)
     return tuple(name for name in requires if name in in_place)
 

@@ -138,6 +138,17 @@ def refused(tmp_path: Path, folder: Path) -> str:
     return ended.stderr
 
 
+def test_the_line_to_serve_names_the_copy(tmp_path: Path) -> None:
+    target = write(tmp_path / "target", KIMI_K2)
+    draft = write(tmp_path / "draft", STATED)
+    asked = ("doctor", target, draft, "--release", "0.22.0", "--write-draft-config")
+    shown = run(*asked, tmp_path / "copy").stdout
+    option = shown.partition("to serve it:\n")[2].splitlines()[0]
+    assert f'"model": "{tmp_path / "copy"}"' in option
+    document = run(*asked, tmp_path / "other", "--json").document
+    assert document["speculative_config"]["model"] == str(tmp_path / "other")
+
+
 def test_folders_that_are_in_use_are_refused(tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()

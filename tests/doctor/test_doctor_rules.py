@@ -673,6 +673,42 @@ def test_apply_is_named_where_it_helps_and_as_it_helps() -> None:
     assert "apply" not in fix_of(unknown, "target-not-allowed")
 
 
+@pytest.mark.parametrize(
+    ("target", "release", "first"),
+    [
+        (DEEPSEEK_V3, "0.17.1", "0.18.0"),
+        (KIMI_K2, "0.17.1", "0.18.0"),
+        (KIMI_K25, "0.17.1", "0.18.0"),
+    ],
+)
+def test_every_gate_names_the_same_first_release(
+    target: dict[str, object], release: str, first: str
+) -> None:
+    judgement = situation(target, release=release)
+    fixes = [
+        finding.fix
+        for finding in findings(judgement)
+        if finding.code in ("target-not-allowed", "interface-missing", "wrapper-missing")
+    ]
+    assert len(fixes) > 1
+    assert all(f"or use vLLM {first} or later" in fix for fix in fixes), fixes
+
+
+def test_a_target_that_the_list_never_held_is_sent_past_the_list() -> None:
+    other = situation(changed(LLAMA_8B, model_type="olmo"), release="0.16.0")
+    assert "vLLM 0.22.0 or later, which has no such list" in fix_of(other, "target-not-allowed")
+
+
+def test_harden_is_named_where_it_reads_the_layer_ids_right() -> None:
+    draft = changed(STATED, **{IDS: [1, 29, 57], f"{IDS}_convention": "output"})
+    assert "apply --harden" in fix_of(situation(draft=draft), "aux-layers-convention")
+    # No target of the family: nothing of ours changes it.
+    other = situation(LLAMA_8B, draft)
+    assert all("apply" not in finding.fix for finding in findings(other))
+    already = replace(situation(draft=draft).engine, converts_outputs=True)
+    assert "aux-layers-convention" not in grave(replace(situation(draft=draft), engine=already))
+
+
 def test_a_norm_that_the_speculators_format_does_not_carry_yet() -> None:
     """0.18.0: the class reads norm_before_fc, but the format's reader does not hand it on."""
     draft = changed(SPECULATORS_V3, norm_before_fc=True)

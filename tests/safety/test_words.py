@@ -45,7 +45,12 @@ def test_apply_by_force_says_what_it_builds_upon(site_packages: Path, tried: Tri
     assert "unless you say --force" not in planned.stdout
     assert snapshot(site_packages) == before
     assert any("revert brings it back" in note for note in notes("apply", *where, "--force"))
-    assert run("revert", *where).exit_code == 0
+    reverted = run("revert", *where)
+    assert reverted.exit_code == 0
+    assert reverted.stdout.endswith("Every file is as it was before.\n")
+    assert "unless you say --force" not in reverted.stdout
+    assert "modified: " not in reverted.stdout
+    assert "unless you say --force" in run("check", *where).stdout
     assert (site_packages / EAGLE).read_bytes() == edited
     assert snapshot(site_packages) == before
     tried(

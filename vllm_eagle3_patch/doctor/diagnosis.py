@@ -60,6 +60,8 @@ class Diagnosis:
         patched: What the same vLLM does after ``apply``; None if that is not known, or it makes no
             difference.
         known: Whether the matrix knows this vLLM by its content, and so what ``apply`` makes of it.
+        corrected_draft: The folder of the corrected copy of the draft model that was written: what
+            is to be served, and not judged.
     """
 
     situation: Situation
@@ -67,6 +69,7 @@ class Diagnosis:
     where: str
     patched: Engine | None = None
     known: bool = True
+    corrected_draft: str | None = None
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -95,6 +98,12 @@ class Diagnosis:
         if not mended and _verdict(after) == self.verdict:
             return None
         return WithPatch(_verdict(after), tuple(dict.fromkeys(mended)), tuple(dict.fromkeys(left)))
+
+    @property
+    def speculative_config(self) -> dict[str, Any]:
+        """What to give ``--speculative-config``."""
+        config = self.situation.speculative_config
+        return config if self.corrected_draft is None else {**config, "model": self.corrected_draft}
 
     @property
     def assumed(self) -> dict[str, str]:
@@ -145,7 +154,7 @@ class Diagnosis:
                 "left": list(self.with_patch.left),
                 "in_words": self.with_patch.sentence,
             },
-            "speculative_config": self.situation.speculative_config,
+            "speculative_config": self.speculative_config,
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch import __version__, render
@@ -63,6 +64,7 @@ def run(where: Where, given: Mapping[str, Any]) -> Ending:
         from vllm_eagle3_patch.doctor import draft_config
 
         written = draft_config.write(diagnosis.situation, given["write_draft_config"])
+        diagnosis = replace(diagnosis, corrected_draft=str(written.folder))
     code, verdict = diagnosis.exit_code, diagnosis.verdict
     if report is not None and report.exit_code > code:
         code, verdict = report.exit_code, report.exit_class

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.doctor.diagnosis import IN_WORDS
+from vllm_eagle3_patch.doctor.situation import as_option
 from vllm_eagle3_patch.render import Block, Columns, Line
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def blocks(diagnosis: Diagnosis, counted: str | None = None) -> Iterator[Block]:
         yield Line(f"assumed: {assumed}")
         yield _BLANK
     yield Line("to serve it:", bold=True)
-    yield Line(f"  {situation.speculative_option}", bold=True, command=True)
+    yield Line(f"  {as_option(diagnosis.speculative_config)}", bold=True, command=True)
 
 
 def _finding_blocks(finding: Finding) -> Iterator[Block]:

@@ -276,13 +276,18 @@ class Situation:
     @property
     def speculative_option(self) -> str:
         """The same as an option, as a shell takes it."""
-        return f"--speculative-config {shlex.quote(json.dumps(self.speculative_config))}"
+        return as_option(self.speculative_config)
 
     @property
     def doctor_command(self) -> str:
         """What asks about these two checkpoints again."""
         names = (self.target.given, self.given_draft.given)
         return f"vllm-eagle3-patch doctor {' '.join(map(shlex.quote, names))} {self.asked}".rstrip()
+
+
+def as_option(config: Mapping[str, Any]) -> str:
+    """A speculative config as an option of the server, as a shell takes it."""
+    return f"--speculative-config {shlex.quote(json.dumps(config))}"
 
 
 def derived_length(config: Mapping[str, object]) -> int | None:

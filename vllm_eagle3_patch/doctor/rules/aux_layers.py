@@ -6,9 +6,10 @@ nothing about it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.doctor.engine import LOST, NESTED, TOP
+from vllm_eagle3_patch.doctor.engine import LOST, NESTED, NESTED_SHORT, TOP
 from vllm_eagle3_patch.doctor.finding import ERROR, INFO, WARNING, Finding, report, rule
 from vllm_eagle3_patch.doctor.layers import (
     AMBIGUOUS,
@@ -81,8 +82,24 @@ def _move_up(situation: Situation) -> str:
     boundaries = list(situation.layers.wanted[0])
     line = f'"{LAYER_IDS}": {boundaries}'
     if TOP in situation.keys:
-        return f"write {line} at the top level of the draft model's config (--write-draft-config)"
+        return (
+            f"write {line} at the top level of the draft model's config (--write-draft-config)"
+            f"{_or_harden(situation)}"
+        )
     return f"{situation.apply_command}, or vLLM 0.11.1 or later with {line} at the top level"
+
+
+def _or_harden(situation: Situation) -> str:
+    """That the patch aux-layer-ids does it too, where it does and ``apply`` brings it."""
+    engine = situation.engine
+    if not situation.mendable or engine.converts_outputs:
+        return ""
+    keys = (TOP, NESTED, NESTED_SHORT)
+    newer = None if engine.newer_runner is None else replace(engine.newer_runner, keys=keys)
+    reading = replace(engine, keys=keys, converts_outputs=True, newer_runner=newer)
+    after = replace(situation, engine=reading).layers
+    mends = after.read == after.place and after.used in after.wanted
+    return f", or {situation.harden_command} (the patch aux-layer-ids)" if mends else ""
 
 
 @rule("aux-layers-default", reports=(31,))
@@ -163,7 +180,7 @@ def aux_layers_convention(situation: Situation) -> Iterator[Finding]:
             f"{in_words(layers.outputs_of or ())}",
             _OFF_BY_ONE,
             f'write "{LAYER_IDS}": {list(wanted)} and "{CONVENTION}": "boundary" at the top level '
-            "of the draft model's config (--write-draft-config)",
+            f"of the draft model's config (--write-draft-config){_or_harden(situation)}",
             _EVIDENCE,
             source,
         )

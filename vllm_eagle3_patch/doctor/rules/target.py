@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch import matrix
+from vllm_eagle3_patch.doctor.engine import Engine
 from vllm_eagle3_patch.doctor.finding import ERROR, WARNING, Finding, report, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from vllm_eagle3_patch.doctor.situation import Situation
 
@@ -19,6 +22,61 @@ def _mend(situation: Situation, upstream: str) -> str:
     if situation.mendable:
         return f"{situation.apply_command}, or use {upstream}"
     return f"use {upstream}"
+
+
+@cache
+def _engines() -> tuple[tuple[str, Engine], ...]:
+    """Every release of the matrix, newest first, with what it does as published."""
+    return tuple(
+        (name, Engine.of_table(table))
+        for name in reversed(matrix.names())
+        if (table := matrix.load_doctor(name)[0])
+    )
+
+
+def _first(holds: Callable[[Engine], bool]) -> tuple[str, Engine] | None:
+    """The first release from which on something holds; None if not in the newest."""
+    first = None
+    for name, engine in _engines():
+        if not holds(engine):
+            break
+        first = name, engine
+    return first
+
+
+def _admits(engine: Engine, kind: str | None) -> bool:
+    allowed = engine.allowlist
+    return allowed is None or kind is None or any(item in kind for item in allowed)
+
+
+def _starts(engine: Engine, situation: Situation) -> bool:
+    """Whether a release passes the target at every gate that this module knows."""
+    kind = engine.targets.get(situation.target.architecture or "")
+    return (
+        kind is not None
+        and kind.interface
+        and kind.language_model
+        and _admits(engine, situation.target.text_type)
+    )
+
+
+def _upstream(situation: Situation, otherwise: str) -> str:
+    """The first release that takes the target: one answer, whichever gate is shut here."""
+    first = _first(lambda engine: _starts(engine, situation))
+    return otherwise if first is None else f"vLLM {first[0]} or later"
+
+
+def _admitting(situation: Situation) -> str:
+    """The first release that takes the target, or at least admits it, and why it does."""
+    kind = situation.target.text_type
+    first = _first(lambda engine: _starts(engine, situation)) or _first(
+        lambda engine: _admits(engine, kind)
+    )
+    if first is None:
+        return "a release whose list holds it"
+    name, engine = first
+    why = "has no such list" if engine.allowlist is None else f"admits {kind}"
+    return f"vLLM {name} or later, which {why}"
 
 
 @rule("target-not-allowed", reports=(1, 2, 3))
@@ -39,7 +97,7 @@ def target_not_allowed(situation: Situation) -> Iterator[Finding]:
         f"the speculative config of {situation.release} admits only targets whose text model type "
         f"contains one of {', '.join(allowed)}; this target's is {kind}",
         'the server stops at once: "Eagle3 is only supported for [...] models"',
-        _mend(situation, "vLLM 0.22.0 or later, which has no such list"),
+        _mend(situation, _admitting(situation)),
         "model_type of the target's text config",
         report(1, "https://github.com/vllm-project/vllm/issues/31254"),
     )
@@ -82,7 +140,7 @@ def interface_missing(situation: Situation) -> Iterator[Finding]:
             ERROR,
             f"{part} of {name} does not implement the EAGLE-3 interface in {situation.release}",
             consequence,
-            _mend(situation, "vLLM 0.18.0 or later"),
+            _mend(situation, _upstream(situation, "vLLM 0.18.0 or later")),
             "SupportsEagle3 among the bases of the class in the registry",
             source,
         )
@@ -103,7 +161,7 @@ def interface_missing(situation: Situation) -> Iterator[Finding]:
             f"{name}, the multimodal model around the language model, does not hand the EAGLE-3 "
             f"calls on in {situation.release}",
             consequence,
-            _mend(situation, "vLLM 0.18.0 or later for Kimi-K2.5"),
+            _mend(situation, _upstream(situation, "vLLM 0.18.0 or later for Kimi-K2.5")),
             f"class {name} in the registry's file",
             report(5, "https://github.com/sgl-project/sglang/pull/19689"),
         )
