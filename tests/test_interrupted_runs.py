@@ -148,6 +148,12 @@ class Case:
         else:
             assert (root / ".git/info/exclude").read_bytes() == EXCLUDE
 
+    def assert_recovers(self, root: Path, before: Contents, after: Contents) -> None:
+        """Nothing is torn, and one more recovery ends the run."""
+        self.assert_whole(root, before, after)
+        recover(root)
+        self.assert_ended(root, before, after)
+
 
 def without_ours(entries: dict[str, Entry]) -> dict[str, Entry]:
     """Leave out our state, and git's exclude file, which is compared by itself."""
@@ -219,9 +225,7 @@ def test_recovery_killed_anywhere(
             if not killed_at(number, partial(recover, root)):
                 break
             once += 1
-            case.assert_whole(root, before, after)
-            recover(root)
-            case.assert_ended(root, before, after)
+            case.assert_recovers(root, before, after)
             if number % STRIDE:
                 continue
             for second in count(number // STRIDE % STRIDE, STRIDE):
@@ -231,9 +235,7 @@ def test_recovery_killed_anywhere(
                 if not killed_at(second, partial(recover, root)):
                     break
                 twice += 1
-                case.assert_whole(root, before, after)
-                recover(root)
-                case.assert_ended(root, before, after)
+                case.assert_recovers(root, before, after)
         assert number > 20
     for times, number in (("", once), ("twice in a row ", twice)):
         tried(

@@ -77,8 +77,10 @@ class Everywhere(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """The JSON document: those of ``check``, in a list."""
+        from vllm_eagle3_patch.report import SCHEMA
+
         return {
-            "schema": 1,
+            "schema": SCHEMA,
             "tool": __version__,
             "command": "check",
             "all": True,
