@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.fetch_release import copy_site_packages
-from vllm_eagle3_patch import matrix
+from vllm_eagle3_patch.ground import matrix
 
 RELEASE = "0.17.1"
 RUNS = 7

@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 from libcst import matchers as m
 
-from vllm_eagle3_patch import reading
-from vllm_eagle3_patch.codemod import AnchoredCodemod, assigns, matching, self_attribute
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.nodes import find_all
-from vllm_eagle3_patch.patch import Patch
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, assigns, matching, self_attribute
+from vllm_eagle3_patch.codemod.nodes import find_all
+from vllm_eagle3_patch.codemod.patch import Patch
+from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches.deepseek_v2 import (
     CLASS_DEFAULT,
     COLLECT,
@@ -46,12 +45,13 @@ from vllm_eagle3_patch.patches.deepseek_v2 import (
     PATH,
     collects,
 )
+from vllm_eagle3_patch.vllm_source import syntax
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
     Either = m.OneOf[m.BaseExpressionMatchType]
 
@@ -300,14 +300,14 @@ class AuxLayerBounds(Patch):
         protocol: bool = True,
     ) -> bool:
         """Ids are checked, exist before any constructor ran, and both ends are collected."""
-        inner = [owner for name in MODELS if (owner := reading.find_class(module, name))]
-        outer = reading.find_class(module, OUTER)
+        inner = [owner for name in MODELS if (owner := syntax.find_class(module, name))]
+        outer = syntax.find_class(module, OUTER)
         return len(inner) == 1 and all(
             (
                 _has_class_default(inner[0]),
                 _checks(inner[0], outer, (SETTER, f"_{SETTER}")),
                 _checks(inner[0], outer, (DEFAULT, RUNNERS_DEFAULT)),
-                _collects_both_ends(reading.find_method(inner[0], "forward")),
+                _collects_both_ends(syntax.find_method(inner[0], "forward")),
             )
         )
 
@@ -320,37 +320,37 @@ def _has_class_default(owner: ast.ClassDef) -> bool:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
     ]
-    return "EagleModelMixin" in reading.base_names(owner) or IDS in map(reading.last_name, targets)
+    return "EagleModelMixin" in syntax.base_names(owner) or IDS in map(syntax.last_name, targets)
 
 
 def _checks(inner: ast.ClassDef, outer: ast.ClassDef | None, names: tuple[str, ...]) -> bool:
     """Whether a method of these names raises ValueError, and all of the outer class get there."""
-    of_outer = [method for name in names if (method := reading.find_method(outer, name))]
-    of_inner = [method for name in names if (method := reading.find_method(inner, name))]
+    of_outer = [method for name in names if (method := syntax.find_method(outer, name))]
+    of_inner = [method for name in names if (method := syntax.find_method(inner, name))]
     return any(map(_raises_value_error, (*of_inner, *of_outer))) and all(
-        _raises_value_error(method) or any(any(reading.calls(method, name)) for name in names)
+        _raises_value_error(method) or any(any(syntax.calls(method, name)) for name in names)
         for method in of_outer
     )
 
 
-def _raises_value_error(method: reading.FunctionNode) -> bool:
+def _raises_value_error(method: syntax.FunctionNode) -> bool:
     return any(
-        isinstance(node, ast.Raise) and any(reading.calls(node, "ValueError"))
+        isinstance(node, ast.Raise) and any(syntax.calls(node, "ValueError"))
         for node in ast.walk(method)
     )
 
 
-def _collects_both_ends(forward: reading.FunctionNode | None) -> bool:
+def _collects_both_ends(forward: syntax.FunctionNode | None) -> bool:
     """Whether id 0 is copied, the final stream kept before each last norm, and all are whole."""
     if forward is None or not collects(forward):
         return False
     copies = any(
         isinstance(node, ast.If | ast.IfExp)
-        and reading.mentions(node.test, "residual")
-        and any(reading.calls(node, "clone"))
+        and syntax.mentions(node.test, "residual")
+        and any(syntax.calls(node, "clone"))
         for node in ast.walk(forward)
     )
-    whole = not reading.mentions(forward, "fused_allreduce_rms_norm") or all(
+    whole = not syntax.mentions(forward, "fused_allreduce_rms_norm") or all(
         _sums(node) for node in forward.body if isinstance(node, ast.For)
     )
     kept = list(_kept_before_norms(forward.body, None))
@@ -359,17 +359,17 @@ def _collects_both_ends(forward: reading.FunctionNode | None) -> bool:
 
 def _sums(kept: ast.AST) -> bool:
     """Whether what is kept is summed over the ranks, by whatever name of vLLM's for that."""
-    return any("all_reduce" in reading.last_name(node) for node in ast.walk(kept))
+    return any("all_reduce" in syntax.last_name(node) for node in ast.walk(kept))
 
 
 def _kept_before_norms(statements: Sequence[ast.stmt], kept: ast.If | None) -> Iterator[bool]:
     """For each norm of the final stream: whether that is kept before, summed if the norm sums."""
     for statement in statements:
-        if isinstance(statement, ast.If) and reading.mentions(statement.test, IDS):
-            kept = statement if reading.appends_to(statement, "aux_hidden_states") else kept
+        if isinstance(statement, ast.If) and syntax.mentions(statement.test, IDS):
+            kept = statement if syntax.appends_to(statement, "aux_hidden_states") else kept
         elif isinstance(statement, ast.If):
             yield from _kept_before_norms(statement.body, kept)
             yield from _kept_before_norms(statement.orelse, kept)
-        elif isinstance(statement, ast.Assign) and reading.mentions(statement.value, "norm"):
-            sums = reading.mentions(statement.value, "fused_allreduce_rms_norm")
+        elif isinstance(statement, ast.Assign) and syntax.mentions(statement.value, "norm"):
+            sums = syntax.mentions(statement.value, "fused_allreduce_rms_norm")
             yield kept is not None and (not sums or _sums(kept))

@@ -30,19 +30,19 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 from libcst import matchers as m
 
-from vllm_eagle3_patch import reading
-from vllm_eagle3_patch.allowlist import PATHS as CONFIGS
-from vllm_eagle3_patch.codemod import AnchoredCodemod, matching
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.layer_ids import CONFIG, METHOD, ConfigCodemod, decides
-from vllm_eagle3_patch.nodes import find_all
-from vllm_eagle3_patch.patch import RUNNER, Patch
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, matching
+from vllm_eagle3_patch.codemod.nodes import find_all
+from vllm_eagle3_patch.codemod.patch import RUNNER, Patch
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.patches._layer_ids import CONFIG, METHOD, ConfigCodemod, decides
+from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.allowlist import PATHS as CONFIGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
 NEWER_RUNNER = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
 
@@ -164,27 +164,27 @@ class AuxLayerIds(Patch):
     ) -> bool:
         """The config decides and hashes what it decided; the runners ask it."""
         if path == NEWER_RUNNER:
-            return _returns_answer(reading.find_function(module, NEWER_READER))
+            return _returns_answer(syntax.find_function(module, NEWER_READER))
         if path == RUNNER:
-            reader = reading.find_function(module, READER)
+            reader = syntax.find_function(module, READER)
             return _returns_answer(reader) if reader else _sets_answer(module)
         return decides(module)
 
 
-def _returns_answer(reader: reading.FunctionNode | None) -> bool:
+def _returns_answer(reader: syntax.FunctionNode | None) -> bool:
     return reader is not None and any(
-        isinstance(node, ast.Return) and any(reading.calls(node, METHOD))
+        isinstance(node, ast.Return) and any(syntax.calls(node, METHOD))
         for node in ast.walk(reader)
     )
 
 
 def _sets_answer(module: ast.Module) -> bool:
     """``load_model`` asks the config, and no model is set to its default without that."""
-    load_model = reading.find_function(module, "load_model")
-    if load_model is None or not any(reading.calls(load_model, METHOD)):
+    load_model = syntax.find_function(module, "load_model")
+    if load_model is None or not any(syntax.calls(load_model, METHOD)):
         return False
     return not any(
-        isinstance(argument, ast.Call) and reading.last_name(argument.func) == DEFAULT
-        for call in reading.calls(load_model, SETTER)
+        isinstance(argument, ast.Call) and syntax.last_name(argument.func) == DEFAULT
+        for call in syntax.calls(load_model, SETTER)
         for argument in call.args
     )

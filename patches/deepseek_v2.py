@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 from libcst import matchers as m
 
-from vllm_eagle3_patch import reading
-from vllm_eagle3_patch.codemod import AnchoredCodemod, assigns, matching, self_attribute
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.nodes import find_all
-from vllm_eagle3_patch.patch import Patch
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, assigns, matching, self_attribute
+from vllm_eagle3_patch.codemod.nodes import find_all
+from vllm_eagle3_patch.codemod.patch import Patch
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.vllm_source import syntax
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
 PATH = "vllm/model_executor/models/deepseek_v2.py"
 MODEL = "DeepseekV2Model"
@@ -212,26 +212,26 @@ class DeepseekV2(Patch):
         protocol: bool = True,
     ) -> bool:
         """Both classes play their part: vLLM's own way since 0.18.0 counts too."""
-        outer, inner = reading.find_class(module, OUTER), reading.find_class(module, MODEL)
+        outer, inner = syntax.find_class(module, OUTER), syntax.find_class(module, MODEL)
         return (
-            reading.implements_eagle3(module, outer, protocol=protocol)
-            and collects(reading.find_method(inner, "forward"))
+            syntax.implements_eagle3(module, outer, protocol=protocol)
+            and collects(syntax.find_method(inner, "forward"))
             and has_layer_ids(inner)
         )
 
 
-def collects(forward: reading.FunctionNode | None) -> bool:
+def collects(forward: syntax.FunctionNode | None) -> bool:
     """Whether a forward appends aux hidden states in its layer loop and returns them."""
     if forward is None:
         return False
     collected = any(
-        reading.mentions(loop, "aux_hidden_state_layers")
-        and reading.appends_to(loop, "aux_hidden_states")
+        syntax.mentions(loop, "aux_hidden_state_layers")
+        and syntax.appends_to(loop, "aux_hidden_states")
         for loop in forward.body
         if isinstance(loop, ast.For)
     )
     return collected and any(
-        isinstance(node.value, ast.Tuple) and reading.mentions(node.value, "aux_hidden_states")
+        isinstance(node.value, ast.Tuple) and syntax.mentions(node.value, "aux_hidden_states")
         for node in ast.walk(forward)
         if isinstance(node, ast.Return)
     )
@@ -243,24 +243,24 @@ def has_layer_ids(inner: ast.ClassDef | None) -> bool:
     The class gives them, its constructor does, or a base that may (from 0.18.0 on vLLM has
     ``EagleModelMixin`` for that); ``nn.Module`` gives nothing.
     """
-    forward = reading.find_method(inner, "forward")
+    forward = syntax.find_method(inner, "forward")
     if inner is None or forward is None:
         return False
     name = "aux_hidden_state_layers"
     if not any(_is_own(node, name) for node in ast.walk(forward)):
         return True
-    constructor = reading.find_method(inner, "__init__") or ast.Pass()
+    constructor = syntax.find_method(inner, "__init__") or ast.Pass()
     return (
-        any(base != "Module" for base in reading.base_names(inner))
+        any(base != "Module" for base in syntax.base_names(inner))
         or any(
             isinstance(target, ast.Name) and target.id == name
             for statement in inner.body
-            for target in reading.assigned(statement)
+            for target in syntax.assigned(statement)
         )
         or any(
             _is_own(part, name)
             for statement in ast.walk(constructor)
-            for target in reading.assigned(statement)
+            for target in syntax.assigned(statement)
             for part in ast.walk(target)
         )
     )

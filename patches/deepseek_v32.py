@@ -3,7 +3,8 @@
 The ``DeepseekV32ForCausalLM`` of vllm/models/deepseek_v32/nvidia/model.py and amd/model.py
 inherits ``SupportsEagle3`` from ``DeepseekV2ForCausalLM``, but its model is not
 ``DeepseekV2Model``. If the forward of its own never collected, a server would start, and the draft
-model would get nothing. Which of these files a release uses: vllm_eagle3_patch/platforms.py.
+model would get nothing. Which of these files a release uses:
+vllm_eagle3_patch/vllm_source/platforms.py.
 
 Every published release collects in each of them (vLLM wrote them so: 0.25.0 NVIDIA, 0.27.0 AMD),
 so there is nothing to add. A file that does not is refused with an error that names it, and the
@@ -15,19 +16,19 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_eagle3_patch import platforms, reading
-from vllm_eagle3_patch.codemod import AnchoredCodemod
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.patch import Patch
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
+from vllm_eagle3_patch.codemod.patch import Patch
+from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches.deepseek_v2 import OUTER, collects
+from vllm_eagle3_patch.vllm_source import platforms, syntax
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import libcst as cst
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
 
 class PlatformCodemod(AnchoredCodemod):
@@ -70,13 +71,13 @@ class DeepseekV32(Patch):
         protocol: bool = True,
     ) -> bool:
         """The outer class inherits the interface and uses the model, whose forward collects."""
-        outer = reading.find_class(module, platforms.OUTER)
-        inner = reading.find_class(module, platforms.MODEL)
+        outer = syntax.find_class(module, platforms.OUTER)
+        inner = syntax.find_class(module, platforms.MODEL)
         return (
             outer is not None
-            and OUTER in reading.base_names(outer)
+            and OUTER in syntax.base_names(outer)
             and any(_sets_model(statement) for statement in outer.body)
-            and collects(reading.find_method(inner, "forward"))
+            and collects(syntax.find_method(inner, "forward"))
         )
 
     def missing(self, sources: Sources, model: FamilyModel) -> bool:
@@ -97,6 +98,6 @@ def not_collecting(sources: Sources, model: FamilyModel) -> tuple[str, ...]:
 def _sets_model(statement: ast.stmt) -> bool:
     return (
         isinstance(statement, ast.Assign)
-        and reading.last_name(statement.targets[0]) == "model_cls"
-        and reading.last_name(statement.value) == platforms.MODEL
+        and syntax.last_name(statement.targets[0]) == "model_cls"
+        and syntax.last_name(statement.value) == platforms.MODEL
     )

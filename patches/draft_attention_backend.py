@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 from libcst import matchers as m
 
-from vllm_eagle3_patch import reading
-from vllm_eagle3_patch.codemod import AnchoredCodemod
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.nodes import find_all
-from vllm_eagle3_patch.patch import Patch
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
+from vllm_eagle3_patch.codemod.nodes import find_all
+from vllm_eagle3_patch.codemod.patch import Patch
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.vllm_source import syntax
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
 PATHS = ("vllm/v1/attention/selector.py", "vllm/attention/selector.py")
 CUDA = "vllm/platforms/cuda.py"
@@ -148,9 +148,9 @@ class DraftAttentionBackend(Patch):
             for function in functions
             if _decides(function)
             for reader in readers
-            for call in reading.calls(reader, function.name)
+            for call in syntax.calls(reader, function.name)
             for argument in call.args
-            if any(reading.last_name(other) == "use_mla" for other in call.args)
+            if any(syntax.last_name(other) == "use_mla" for other in call.args)
         ]
         return bool(reads) and all(read in decided for read in reads)
 
@@ -161,16 +161,16 @@ def _is_told_mla(function: ast.FunctionDef) -> bool:
 
 def _is_read(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and (
-        reading.same(node, "envs.VLLM_ATTENTION_BACKEND")
-        or (node.attr == "backend" and reading.last_name(node.value) == "attention_config")
+        syntax.same(node, "envs.VLLM_ATTENTION_BACKEND")
+        or (node.attr == "backend" and syntax.last_name(node.value) == "attention_config")
     )
 
 
 def _decides(function: ast.FunctionDef) -> bool:
     """Whether it asks for MLA, the layer's and the target's, and then returns another backend."""
-    return reading.mentions(function, "use_mla") and any(
+    return syntax.mentions(function, "use_mla") and any(
         isinstance(node, ast.Return)
         and node.value is not None
-        and reading.last_name(node.value) != function.args.args[0].arg
+        and syntax.last_name(node.value) != function.args.args[0].arg
         for node in ast.walk(function)
     )

@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 from libcst import matchers as m
 
-from vllm_eagle3_patch import reading
-from vllm_eagle3_patch.codemod import AnchoredCodemod, matching
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.nodes import find_all
-from vllm_eagle3_patch.patch import Patch
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, matching
+from vllm_eagle3_patch.codemod.nodes import find_all
+from vllm_eagle3_patch.codemod.patch import Patch
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.vllm_source import syntax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 PROPOSER = "vllm/v1/spec_decode/eagle.py"
@@ -221,34 +221,34 @@ class DraftAttentionMetadata(Patch):
 
 
 def _asks_layers(module: ast.Module) -> bool:
-    specs = reading.find_function(module, SPECS)
+    specs = syntax.find_function(module, SPECS)
     return specs is not None and any(
-        reading.same(node, "attn_module.use_mla")
+        syntax.same(node, "attn_module.use_mla")
         for node in ast.walk(specs)
         if isinstance(node, ast.Attribute)
     )
 
 
 def _finds_builder(module: ast.Module) -> bool:
-    propose = reading.find_function(module, "propose")
+    propose = syntax.find_function(module, "propose")
     return propose is not None and not any(
-        reading.same(node, TARGETS_GROUP)
+        syntax.same(node, TARGETS_GROUP)
         for node in ast.walk(propose)
         if isinstance(node, ast.Subscript)
     )
 
 
 def _passes_mla_over(module: ast.Module) -> bool:
-    windows = reading.find_function(module, WINDOWS)
+    windows = syntax.find_function(module, WINDOWS)
     return windows is not None and (
-        reading.mentions(windows, "use_mla")
+        syntax.mentions(windows, "use_mla")
         or not any(isinstance(node, ast.Assert) for node in ast.walk(windows))
     )
 
 
 def _has_own_quantization(module: ast.Module) -> bool:
-    draft_model = reading.find_class(module, DRAFT_CLASS)
-    return draft_model is not None and reading.mentions(draft_model, OWN_QUANTIZATION)
+    draft_model = syntax.find_class(module, DRAFT_CLASS)
+    return draft_model is not None and syntax.mentions(draft_model, OWN_QUANTIZATION)
 
 
 _PLACES: dict[str, tuple[type[DraftModelCodemod], Callable[[ast.Module], bool]]] = {

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 from libcst import matchers as m
 
-from vllm_eagle3_patch import reading
-from vllm_eagle3_patch.codemod import AnchoredCodemod
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.nodes import find_all
-from vllm_eagle3_patch.patch import Patch
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
+from vllm_eagle3_patch.codemod.nodes import find_all
+from vllm_eagle3_patch.codemod.patch import Patch
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.vllm_source import syntax
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
 PATH = "vllm/v1/worker/gpu_ubatch_wrapper.py"
 WRAPPER = "UBatchWrapper"
@@ -134,21 +134,21 @@ class DualBatchOverlap(Patch):
         protocol: bool = True,
     ) -> bool:
         """Both methods concatenate by a function that takes lists apart, and lists in tuples."""
-        wrapper = reading.find_class(module, WRAPPER)
+        wrapper = syntax.find_class(module, WRAPPER)
         nested = [
             node.name
             for node in module.body
             if isinstance(node, ast.FunctionDef) and _takes_lists_apart(node)
         ]
         return wrapper is not None and all(
-            not any(reading.calls(method or wrapper, "cat"))
-            and any(any(reading.calls(method or wrapper, name)) for name in nested)
-            for method in (reading.find_method(wrapper, name) for name in METHODS)
+            not any(syntax.calls(method or wrapper, "cat"))
+            and any(any(syntax.calls(method or wrapper, name)) for name in nested)
+            for method in (syntax.find_method(wrapper, name) for name in METHODS)
         )
 
 
 def _takes_lists_apart(function: ast.FunctionDef) -> bool:
     """Whether a function knows lists, and calls itself for what is in them."""
-    return any(reading.calls(function, function.name)) and any(
-        reading.mentions(call, "list") for call in reading.calls(function, "isinstance")
+    return any(syntax.calls(function, function.name)) and any(
+        syntax.mentions(call, "list") for call in syntax.calls(function, "isinstance")
     )

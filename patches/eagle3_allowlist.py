@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 from libcst import matchers as m
 
-from vllm_eagle3_patch.allowlist import CONFIG, PATHS, allowlists, limits_models
-from vllm_eagle3_patch.codemod import AnchoredCodemod, without_comment
-from vllm_eagle3_patch.family import FAMILY, MODEL_TYPES
-from vllm_eagle3_patch.nodes import find_all
-from vllm_eagle3_patch.patch import Patch
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, without_comment
+from vllm_eagle3_patch.codemod.nodes import find_all
+from vllm_eagle3_patch.codemod.patch import Patch
+from vllm_eagle3_patch.ground.family import FAMILY, MODEL_TYPES
+from vllm_eagle3_patch.vllm_source.allowlist import CONFIG, PATHS, allowlists, limits_models
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Sequence
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
 MODEL_TYPE = m.Attribute(attr=m.Name("model_type"))
 

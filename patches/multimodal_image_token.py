@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 from libcst import matchers as m
 
-from vllm_eagle3_patch.codemod import AnchoredCodemod
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.image_tokens import PATHS, image_tokens, mentions_of_classes
-from vllm_eagle3_patch.nodes import find_all
-from vllm_eagle3_patch.patch import Patch
-from vllm_eagle3_patch.sources import parse
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
+from vllm_eagle3_patch.codemod.nodes import find_all
+from vllm_eagle3_patch.codemod.patch import Patch
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.vllm_source.image_tokens import PATHS, image_tokens, mentions_of_classes
+from vllm_eagle3_patch.vllm_source.sources import parse
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Sequence
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
 BRANCH = """
 if {model_name} {test}:

@@ -10,7 +10,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from vllm_eagle3_patch.cli import cli
+from vllm_eagle3_patch.cli.program import cli
 
 
 @dataclass(frozen=True)

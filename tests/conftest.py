@@ -11,7 +11,7 @@ import pytest
 import safety_table
 from safety_table import tried
 from tools.fetch_release import fetch
-from vllm_eagle3_patch import matrix
+from vllm_eagle3_patch.ground import matrix
 
 __all__ = ["tried"]  # a fixture
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from vllm_eagle3_patch.sources import Sources
+from vllm_eagle3_patch.vllm_source.sources import Sources
 
 
 def write_package(folder: Path, files: Mapping[str, str | bytes]) -> Sources:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_eagle3_patch import filesystem
-from vllm_eagle3_patch.filesystem import Moment, Step
+from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.filesystem import Moment, Step
 
 Point = tuple[Moment, str, Path]
 EACH: tuple[Moment, ...] = ("before", "after")

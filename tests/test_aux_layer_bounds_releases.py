@@ -9,10 +9,10 @@ import pytest
 from parallel_ranks import NUM_LAYERS, Parallel
 from semantics import Subject, check_all
 from tools.fetch_release import fetch
-from vllm_eagle3_patch.patch import has_protocol
+from vllm_eagle3_patch.codemod.patch import has_protocol
 from vllm_eagle3_patch.patches.aux_layer_bounds import AuxLayerBounds
 from vllm_eagle3_patch.patches.deepseek_v2 import DeepseekV2
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 NATIVE = (
     *("0.18.0", "0.18.1", "0.19.0", "0.19.1", "0.20.0", "0.20.1", "0.20.2", "0.21.0"),

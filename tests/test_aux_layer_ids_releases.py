@@ -13,8 +13,8 @@ import pytest
 
 from layer_ids_table import DEFAULT, IN_EFFECT, OTHER_METHODS, REFUSED, Config, run
 from tools.fetch_release import fetch
-from vllm_eagle3_patch import matrix, reading
-from vllm_eagle3_patch.patch import RUNNER
+from vllm_eagle3_patch.codemod.patch import RUNNER
+from vllm_eagle3_patch.ground import matrix
 from vllm_eagle3_patch.patches.aux_layer_ids import (
     CONFIGS,
     NEWER_READER,
@@ -22,7 +22,8 @@ from vllm_eagle3_patch.patches.aux_layer_ids import (
     READER,
     AuxLayerIds,
 )
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,7 @@ class Release:
     def readers(self) -> list[tuple[Read, Read]]:
         """Each runner's reader of layer ids, stock and patched, as functions of a config."""
         found = []
-        if reading.find_function(self.runner[1], READER):
+        if syntax.find_function(self.runner[1], READER):
             found.append((reader_of_runner(self.runner[0]), reader_of_runner(self.runner[1])))
         if NEWER_RUNNER in self.paths:
             content = (self.root / NEWER_RUNNER).read_bytes()
@@ -87,9 +88,9 @@ def cut(content: bytes, function: str) -> bytes:
     """The one class that has a method of this name, with nothing but that method."""
     module = parse(content, "")
     (owner, method) = next(
-        (node, reading.find_method(node, function))
+        (node, syntax.find_method(node, function))
         for node in module.body
-        if isinstance(node, ast.ClassDef) and reading.find_method(node, function)
+        if isinstance(node, ast.ClassDef) and syntax.find_method(node, function)
     )
     assert method is not None
     lines = content.splitlines(keepends=True)[method.lineno - 1 : method.end_lineno]
@@ -99,14 +100,14 @@ def cut(content: bytes, function: str) -> bytes:
 def reader_of_runner(module: ast.Module) -> Read:
     """The V1 runner's reader."""
     namespace: dict[str, Any] = {}
-    run([reading.find_function(module, READER)], namespace)
+    run([syntax.find_function(module, READER)], namespace)
     return lambda config: namespace[READER](SimpleNamespace(speculative_config=config))
 
 
 def reader_of_newer(content: bytes) -> Read:
     """The reader of the runner under ``vllm/v1/worker/gpu``."""
     namespace: dict[str, Any] = {}
-    run([reading.find_function(parse(content, NEWER_RUNNER), NEWER_READER)], namespace)
+    run([syntax.find_function(parse(content, NEWER_RUNNER), NEWER_READER)], namespace)
     read: Read = namespace[NEWER_READER]
     return read
 
@@ -126,7 +127,7 @@ class Model:
 
 def layers_set(module: ast.Module, config: object) -> object:
     """What ``load_model`` sets on the model in a release without a reader."""
-    load_model = reading.find_function(module, "load_model")
+    load_model = syntax.find_function(module, "load_model")
     assert load_model is not None
     (block,) = [
         node
@@ -182,7 +183,7 @@ def test_runners_use_what_the_config_decides(release: Release) -> None:
     for draft, expected in IN_EFFECT.values():
         for _, read in release.readers:
             assert read(config.stand_in(draft)) == expected
-        if not reading.find_function(release.runner[1], READER):
+        if not syntax.find_function(release.runner[1], READER):
             assert layers_set(release.runner[0], config.stand_in(draft)) == DEFAULT
             assert layers_set(release.runner[1], config.stand_in(draft)) == (expected or DEFAULT)
 

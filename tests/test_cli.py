@@ -18,10 +18,12 @@ import pytest
 
 from command_line import Ended, run, snapshot
 from conftest import small_copy
-from vllm_eagle3_patch import commands, matrix, transaction
-from vllm_eagle3_patch.errors import VerificationError
-from vllm_eagle3_patch.lock import exclusive
-from vllm_eagle3_patch.patch import all_patches
+from vllm_eagle3_patch.codemod.patch import all_patches
+from vllm_eagle3_patch.commands import apply
+from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.ground.errors import VerificationError
+from vllm_eagle3_patch.transaction import commit
+from vllm_eagle3_patch.transaction.state.lock import exclusive
 
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "check.json").read_text())
 DEEPSEEK = "vllm/model_executor/models/deepseek_v2.py"
@@ -459,7 +461,7 @@ def test_wrong_result_is_rolled_back_with_6(
     def fail(*_: object) -> None:
         raise VerificationError("not what was planned", "report it")
 
-    monkeypatch.setattr(commands, "_check_from_disk", fail)
+    monkeypatch.setattr(apply, "_check_from_disk", fail)
     assert run_json("apply", site_packages).exit_code == 6
     assert snapshot(site_packages) == before
 
@@ -468,7 +470,7 @@ def test_result_that_still_lacks_something_is_rolled_back_with_6(
     site_packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = snapshot(site_packages)
-    real = commands.plan
+    real = apply.plan
     calls = []
 
     def first_honest_then_not(assessment, options):  # type: ignore[no-untyped-def]
@@ -476,9 +478,9 @@ def test_result_that_still_lacks_something_is_rolled_back_with_6(
         decided = real(assessment, options)
         if len(calls) == 1:
             return decided
-        return commands.Plan(1, "patchable")
+        return apply.Plan(1, "patchable")
 
-    monkeypatch.setattr(commands, "plan", first_honest_then_not)
+    monkeypatch.setattr(apply, "plan", first_honest_then_not)
     assert run_json("apply", site_packages).exit_code == 6
     assert snapshot(site_packages) == before
 
@@ -534,7 +536,7 @@ def killed_at_second_swap(site_packages: Path) -> None:
     """Run apply in a process that kills itself once it has replaced two files of four."""
     script = """
 import os, signal, sys
-from vllm_eagle3_patch import filesystem
+from vllm_eagle3_patch.ground import filesystem
 swapped = []
 def step(moment, operation, path):
     if (moment, operation) == ("after", "rename") and path.suffix == ".py":
@@ -542,7 +544,7 @@ def step(moment, operation, path):
         if len(swapped) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 filesystem.step = step
-from vllm_eagle3_patch.cli import main
+from vllm_eagle3_patch.cli.program import main
 main()
 """
     command = [sys.executable, "-c", script, "apply", "--site-packages", str(site_packages)]
@@ -749,7 +751,7 @@ def test_pinned_check_neither_imports_libcst_nor_starts_an_interpreter(
 import subprocess, sys
 def refuse(*a, **k): raise AssertionError("started a process")
 subprocess.Popen.__init__ = refuse
-from vllm_eagle3_patch.cli import cli
+from vllm_eagle3_patch.cli.program import cli
 try:
     cli(["check", "--json", "--site-packages", {str(site_packages)!r}])
 except SystemExit as end:
@@ -824,14 +826,14 @@ def test_an_error_after_finding_vllm_names_it(site_packages: Path) -> None:
 def test_apply_looks_again_when_another_run_was_quicker(
     site_packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = transaction.commit
+    real = commit.commit
 
     def quicker(*arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(transaction, "commit", real)
+        monkeypatch.setattr(commit, "commit", real)
         assert run("apply", "--site-packages", site_packages).exit_code == 0
         return real(*arguments, **named)
 
-    monkeypatch.setattr(transaction, "commit", quicker)
+    monkeypatch.setattr(commit, "commit", quicker)
     ended = run_json("apply", site_packages)
     assert (ended.exit_code, ended.document["changed"]) == (0, [])
 
@@ -842,7 +844,7 @@ def test_internal_error_is_one_line_and_70(
     def broken(*_: object) -> None:
         raise RuntimeError("a fault\nof ours")
 
-    monkeypatch.setattr(commands, "classify", broken)
+    monkeypatch.setattr(apply, "classify", broken)
     ended = run("check", "--site-packages", site_packages)
     assert ended.exit_code == 70
     assert len(ended.stderr.splitlines()) == 2
@@ -856,12 +858,12 @@ def test_ctrl_c_is_130(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "classify", interrupted)
+    monkeypatch.setattr(apply, "classify", interrupted)
     assert run("check", "--site-packages", site_packages).exit_code == 130
 
 
 def test_running_server_is_named(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_eagle3_patch import processes
+    from vllm_eagle3_patch.ground import processes
 
     monkeypatch.setattr(processes, "running_with", lambda _: (41, 42))
     ended = run("apply", "--site-packages", site_packages)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from command_line import run
-from vllm_eagle3_patch import matrix
-from vllm_eagle3_patch.completion import PROGRAM, patch_names
-from vllm_eagle3_patch.patch import all_patches
+from vllm_eagle3_patch.cli.completion import PROGRAM, patch_names
+from vllm_eagle3_patch.codemod.patch import all_patches
+from vllm_eagle3_patch.ground import matrix
 
 ASK_BASH = """
 eval "$(vllm-eagle3-patch completion bash)"
@@ -112,7 +112,7 @@ def test_zsh_completes_commands_and_values(typed: str, completed: str) -> None:
 
 def test_no_value_needs_libcst() -> None:
     code = (
-        "import sys; from vllm_eagle3_patch import completion as c\n"
+        "import sys; from vllm_eagle3_patch.cli import completion as c\n"
         "import click\n"
         "context = click.Context(click.Command('check'))\n"
         "for complete in (c.patches_beginning, c.models_beginning, c.releases_beginning):\n"

@@ -12,8 +12,8 @@ import pytest
 
 from tools import write_readme
 from tools.fetch_release import fetch
-from vllm_eagle3_patch.cli import cli
-from vllm_eagle3_patch.completion import patch_names
+from vllm_eagle3_patch.cli.completion import patch_names
+from vllm_eagle3_patch.cli.program import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def test_texts_of_vllm_are_exact(text: str) -> None:
 def test_our_own_texts_are_exact() -> None:
     _, _, section = README.partition("What this tool says")
     section, _, _ = section.partition("\n## ")
-    sources = "vllm_eagle3_patch/*.py", "patches/*.py"
+    sources = "vllm_eagle3_patch/**/*.py", "patches/*.py"
     ours = {w for glob in sources for file in ROOT.glob(glob) for w in spoken(file.read_text())}
     ours |= {os.strerror(number) for number in (errno.EACCES, errno.EROFS, errno.ENOSPC)}
     rows = [row for row in section.splitlines() if re.match(r"\| `", row)]

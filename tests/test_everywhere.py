@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from command_line import run, snapshot
-from vllm_eagle3_patch import everywhere
-from vllm_eagle3_patch.everywhere import check_all
-from vllm_eagle3_patch.plan import Options
-from vllm_eagle3_patch.site_folder import Lookup
+from vllm_eagle3_patch.assess.plan import Options
+from vllm_eagle3_patch.commands import check_all as checking
+from vllm_eagle3_patch.commands.check_all import check_all
+from vllm_eagle3_patch.installation.site_packages import Lookup
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def home(tmp_path: Path, site_packages: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("PATH", str(tmp_path / "no-programs"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(everywhere, "_SYSTEM", ())
-    monkeypatch.setattr(everywhere.sys, "prefix", str(tmp_path / "no-prefix"))
-    monkeypatch.setattr("vllm_eagle3_patch.processes.PROC", tmp_path / "no-proc")
+    monkeypatch.setattr(checking, "_SYSTEM", ())
+    monkeypatch.setattr(checking.sys, "prefix", str(tmp_path / "no-prefix"))
+    monkeypatch.setattr("vllm_eagle3_patch.ground.processes.PROC", tmp_path / "no-proc")
     return folder
 
 
@@ -59,7 +59,7 @@ def test_none(home: Path) -> None:
     assert "No vLLM was found" in ended.stdout
     assert run("check", "--all", "--json").document == {
         "schema": 1,
-        "tool": everywhere.__version__,
+        "tool": checking.__version__,
         "command": "check",
         "all": True,
         "exit_code": 3,
@@ -172,7 +172,7 @@ def test_what_may_not_be_read_is_a_row(
         """As for a user who may not, which root always may."""
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
-    monkeypatch.setattr(everywhere, "look_in", refused)
+    monkeypatch.setattr(checking, "look_in", refused)
     ended = run("check", "--all", "--json")
     assert ended.exit_code == 3
     assert ended.document["installations"][0]["problems"][0]["code"] == "unreadable"
@@ -190,7 +190,7 @@ def test_a_running_process_leads_to_its_installation(
     (process / "maps").write_text(f"7f00-7f01 r--p 00000000 00:1 1    {library}\n7f02 [heap]\n")
     prefix = environment(tmp_path / "served", site_packages)
     (process / "cmdline").write_bytes(f"{prefix}/bin/python\0-m\0vllm.x\0".encode())
-    monkeypatch.setattr("vllm_eagle3_patch.processes.PROC", tmp_path / "proc")
+    monkeypatch.setattr("vllm_eagle3_patch.ground.processes.PROC", tmp_path / "proc")
     reports = check_all(Options()).reports
     found = {str(r.installation.package) for r in reports if r.installation is not None}
     assert found == {
@@ -224,7 +224,7 @@ def test_the_interpreter_of_a_running_process_is_named(
     library = f"{renamed}/lib/python3.12/site-packages/vllm/_C.abi3.so"
     running(proc, 3, b"VLLM::EngineCore\0", f"7f00-7f01 r--p 00000000 00:1 1    {library}\n")
     running(proc, 4, b"")
-    monkeypatch.setattr("vllm_eagle3_patch.processes.PROC", proc)
+    monkeypatch.setattr("vllm_eagle3_patch.ground.processes.PROC", proc)
     installations = [report.installation for report in check_all(Options()).reports]
     assert {found.python for found in installations if found} == {
         f"{prefix}/bin/python" for prefix in (idle, served, renamed)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fault_injection import points_of, stepping
-from vllm_eagle3_patch import filesystem
-from vllm_eagle3_patch.folder import Attributes, Folder
-from vllm_eagle3_patch.os_errors import explained, not_writable, one_line
+from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.folder import Attributes, Folder
+from vllm_eagle3_patch.ground.os_errors import explained, not_writable, one_line
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 

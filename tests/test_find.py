@@ -14,10 +14,10 @@ import pytest
 
 import fake_environments as fake
 from safety_table import Tried
-from vllm_eagle3_patch import find as find_module
-from vllm_eagle3_patch import interpreter
-from vllm_eagle3_patch.errors import NotWritableError, VllmNotFoundError
-from vllm_eagle3_patch.find import find
+from vllm_eagle3_patch.ground.errors import NotWritableError, VllmNotFoundError
+from vllm_eagle3_patch.installation import find as find_module
+from vllm_eagle3_patch.installation import interpreter
+from vllm_eagle3_patch.installation.find import find
 
 
 @pytest.fixture

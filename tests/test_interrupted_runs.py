@@ -28,10 +28,10 @@ from small_installation import (
     old,
     tree,
 )
-from vllm_eagle3_patch import commands
-from vllm_eagle3_patch.errors import NotWritableError
-from vllm_eagle3_patch.lock import held_by
-from vllm_eagle3_patch.transaction import recover, revert, unfinished
+from vllm_eagle3_patch.commands import apply as commands
+from vllm_eagle3_patch.ground.errors import NotWritableError
+from vllm_eagle3_patch.transaction.commit import recover, revert, unfinished
+from vllm_eagle3_patch.transaction.state.lock import held_by
 
 __all__ = ["in_memory"]  # a fixture
 

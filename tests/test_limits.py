@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from fake_package import write_package
-from vllm_eagle3_patch import limits, limits_text, matrix
-from vllm_eagle3_patch.errors import UnsupportedError
-from vllm_eagle3_patch.family import FamilyModel, select_models
-from vllm_eagle3_patch.sources import Sources
+from vllm_eagle3_patch.assess import limit_messages, limits
+from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.ground.errors import UnsupportedError
+from vllm_eagle3_patch.ground.family import FamilyModel, select_models
+from vllm_eagle3_patch.vllm_source.sources import Sources
 
 DENSE, SPARSE = (select_models((name,))[0] for name in ("deepseek_v3", "deepseek_v32"))
 
@@ -307,11 +308,11 @@ def test_all_of_them_in_the_contracts_order(tmp_path: Path) -> None:
         PROPOSER: LOADS,
         RUNNER: None,
     }
-    assert (*codes(tmp_path, files), "platform") == tuple(limits_text.MESSAGES)
+    assert (*codes(tmp_path, files), "platform") == tuple(limit_messages.MESSAGES)
 
 
 def test_each_message_is_one_line() -> None:
-    assert not [text for text in limits_text.MESSAGES.values() if "\n" in text or not text]
+    assert not [text for text in limit_messages.MESSAGES.values() if "\n" in text or not text]
 
 
 def test_what_is_left_after_patching_is_not_said_to_be_mended_by_it() -> None:
@@ -319,7 +320,7 @@ def test_what_is_left_after_patching_is_not_said_to_be_mended_by_it() -> None:
         applied = {name for pin in release.files.values() for name in pin.patches}
         for model in release.models:
             for code in model.limits_patched if model.support == "patch" else ():
-                said = limits_text.message(code, applied)
+                said = limit_messages.message(code, applied)
                 blamed = [name for name in applied if f"the patch {name} mends" in said]
                 assert not blamed, (release.name, model.architecture, code)
 
@@ -333,8 +334,8 @@ def test_what_is_left_after_patching_is_not_said_to_be_mended_by_it() -> None:
     ],
 )
 def test_a_limit_that_remains_says_what_still_fails(code: str, patch: str, left: str) -> None:
-    assert "mends that" in limits_text.message(code, ())
-    assert left in limits_text.message(code, (patch, "deepseek-v2"))
+    assert "mends that" in limit_messages.message(code, ())
+    assert left in limit_messages.message(code, (patch, "deepseek-v2"))
 
 
 def test_a_package_without_the_model_is_an_error(tmp_path: Path) -> None:

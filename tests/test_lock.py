@@ -17,12 +17,17 @@ from pathlib import Path
 import pytest
 
 from fault_injection import BEFORE, failing_at, killed_at, points_of, stepping
-from vllm_eagle3_patch import lock, lock_holder
-from vllm_eagle3_patch.errors import NotWritableError
-from vllm_eagle3_patch.folder import Folder
-from vllm_eagle3_patch.lock import FOLDER, exclusive, held_by
-from vllm_eagle3_patch.lock_holder import LONGEST_RUN_NS, UNKNOWN, Holder, this_process
-from vllm_eagle3_patch.records import UnsafeStateError
+from vllm_eagle3_patch.ground.errors import NotWritableError
+from vllm_eagle3_patch.ground.folder import Folder
+from vllm_eagle3_patch.transaction.state import lock, lock_holder
+from vllm_eagle3_patch.transaction.state.documents import UnsafeStateError
+from vllm_eagle3_patch.transaction.state.lock import FOLDER, exclusive, held_by
+from vllm_eagle3_patch.transaction.state.lock_holder import (
+    LONGEST_RUN_NS,
+    UNKNOWN,
+    Holder,
+    this_process,
+)
 
 NO_PROCESS = 2**22 + 1
 """A number above what Linux gives to processes."""

@@ -9,7 +9,7 @@ import pytest
 
 from tools import write_man_pages
 from tools.write_man_pages import FOLDER
-from vllm_eagle3_patch.cli import cli
+from vllm_eagle3_patch.cli.program import cli
 
 PAGES = write_man_pages.pages()
 

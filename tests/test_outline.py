@@ -7,7 +7,7 @@ import ast
 import libcst
 import pytest
 
-from vllm_eagle3_patch.outline import Outline, outline
+from vllm_eagle3_patch.codemod.outline import Outline, outline
 
 LAYOUTS = {
     "as it is": str.encode,

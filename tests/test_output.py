@@ -16,8 +16,8 @@ import pytest
 import fake_environments as fake
 from command_line import run, snapshot
 from conftest import small_copy
-from vllm_eagle3_patch import commands
-from vllm_eagle3_patch.site_folder import shell_word
+from vllm_eagle3_patch.commands import apply
+from vllm_eagle3_patch.installation.site_packages import shell_word
 
 PROGRAM = f"{shlex.quote(sys.executable)} -m vllm_eagle3_patch"
 
@@ -164,7 +164,7 @@ def test_no_traceback_where_nothing_can_be_printed(arguments: str) -> None:
 def test_a_fault_while_the_report_is_made_is_one_line_and_70(
     site_packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_eagle3_patch.render._report_blocks", lambda _: 1 / 0)
+    monkeypatch.setattr("vllm_eagle3_patch.output.reports._report_blocks", lambda _: 1 / 0)
     ended = run("check", "--site-packages", site_packages)
     assert ended.exit_code == 70
     assert ended.stderr.startswith("error: internal error: ZeroDivisionError")
@@ -191,7 +191,7 @@ def test_a_version_of_300_digits_is_known_by_content(site_packages: Path) -> Non
 
 
 def test_a_fault_in_the_matrix_is_told_without_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_eagle3_patch.matrix.oldest_first", lambda: 1 / 0)
+    monkeypatch.setattr("vllm_eagle3_patch.ground.matrix.oldest_first", lambda: 1 / 0)
     ended = run("matrix", "--json")
     assert ended.exit_code == 70
     assert ended.document["command"] == "matrix"
@@ -228,7 +228,7 @@ def test_what_ends_a_command_early_is_one_document(
     def end(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(commands, "classify", end)
+    monkeypatch.setattr(apply, "classify", end)
     ended = run("apply", "--json", "--site-packages", site_packages)
     assert (ended.exit_code, ended.document["exit_code"]) == (code, code)
     assert [problem["code"] for problem in ended.document["problems"]] == [named]
@@ -293,8 +293,12 @@ def test_a_record_with_a_broken_row_is_read_without_it(site_packages: Path) -> N
 def test_a_folder_that_may_not_be_read_is_3(site_packages: Path, command: str) -> None:
     script = """
 import os, sys
-from vllm_eagle3_patch import classify, commands, ending, render, find
-from vllm_eagle3_patch.cli import cli
+from vllm_eagle3_patch.assess import classify
+from vllm_eagle3_patch.cli import termination
+from vllm_eagle3_patch.commands import apply
+from vllm_eagle3_patch.installation import find
+from vllm_eagle3_patch.output import reports
+from vllm_eagle3_patch.cli.program import cli
 os.setuid(54321)
 cli(sys.argv[1:])
 """

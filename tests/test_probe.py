@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from fake_environments import make_package
-from vllm_eagle3_patch import probe
+from vllm_eagle3_patch.installation import probe
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_eagle3_patch import processes
-from vllm_eagle3_patch.processes import is_running, running_with, started_at
+from vllm_eagle3_patch.ground import processes
+from vllm_eagle3_patch.ground.processes import is_running, running_with, started_at
 
 linux = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no /proc")
 

@@ -15,7 +15,7 @@ import pytest
 
 import fake_vllm
 from fake_vllm import INIT, MODELS, PLATFORMS, RUNNER, install
-from vllm_eagle3_patch import proof
+from vllm_eagle3_patch.verify import proof
 
 DEEPSEEK, KIMI = f"{MODELS}/deepseek_v2.py", f"{MODELS}/kimi_k25.py"
 CONFIG, PROPOSER = "vllm/config.py", "vllm/v1/spec_decode/eagle.py"

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from vllm_eagle3_patch import reading
+from vllm_eagle3_patch.vllm_source import syntax
 
 MODULE = ast.parse(
     '''
@@ -27,38 +27,38 @@ class Inner2(Inner): pass
 
 
 def test_a_class_is_found_wherever_it_is() -> None:
-    found = reading.find_class(MODULE, "Inner")
+    found = syntax.find_class(MODULE, "Inner")
     assert found is not None
     assert found.name == "Inner"
-    assert reading.find_class(MODULE, "Outer") is None
-    assert reading.find_class(MODULE, "run") is None
+    assert syntax.find_class(MODULE, "Outer") is None
+    assert syntax.find_class(MODULE, "run") is None
 
 
 def test_a_method_is_a_class_s_own() -> None:
-    owner = reading.find_class(MODULE, "Inner")
-    run, wait = reading.find_method(owner, "run"), reading.find_method(owner, "wait")
+    owner = syntax.find_class(MODULE, "Inner")
+    run, wait = syntax.find_method(owner, "run"), syntax.find_method(owner, "wait")
     assert isinstance(run, ast.FunctionDef)
     assert isinstance(wait, ast.AsyncFunctionDef)
-    assert reading.find_method(owner, "nested") is None
-    assert reading.find_method(reading.find_class(MODULE, "Inner2"), "run") is None
-    assert reading.find_method(None, "run") is None
+    assert syntax.find_method(owner, "nested") is None
+    assert syntax.find_method(syntax.find_class(MODULE, "Inner2"), "run") is None
+    assert syntax.find_method(None, "run") is None
 
 
 @pytest.mark.parametrize("name", ["outside", "run", "wait", "nested"])
 def test_a_function_is_found_wherever_it_is(name: str) -> None:
-    found = reading.find_function(MODULE, name)
+    found = syntax.find_function(MODULE, name)
     assert found is not None
     assert found.name == name
 
 
 def test_a_class_is_no_function() -> None:
-    assert reading.find_function(MODULE, "Inner") is None
+    assert syntax.find_function(MODULE, "Inner") is None
 
 
 def test_bases_by_their_last_name() -> None:
-    owner = reading.find_class(MODULE, "Inner")
+    owner = syntax.find_class(MODULE, "Inner")
     assert owner is not None
-    assert reading.base_names(owner) == ("Module", "Base", "")
+    assert syntax.base_names(owner) == ("Module", "Base", "")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_bases_by_their_last_name() -> None:
     [("a.b.c", "c"), ("a", "a"), ("a.b()", ""), ("a[0]", ""), ("f().b", "b"), ("'a'", "")],
 )
 def test_the_last_name_of_an_expression(source: str, name: str) -> None:
-    assert reading.last_name(ast.parse(source, mode="eval").body) == name
+    assert syntax.last_name(ast.parse(source, mode="eval").body) == name
 
 
 @pytest.mark.parametrize(
@@ -81,17 +81,17 @@ def test_the_last_name_of_an_expression(source: str, name: str) -> None:
     ],
 )
 def test_a_name_is_mentioned_where_it_is_used(source: str, expected: bool) -> None:
-    assert reading.mentions(ast.parse(source), "ids") is expected
+    assert syntax.mentions(ast.parse(source), "ids") is expected
 
 
 def test_strings_anywhere_but_no_bytes_and_numbers() -> None:
     module = ast.parse('x = ["a", ("b", b"c", 1)]\nf(k="d")  # "e"\n')
-    assert sorted(reading.strings(module)) == ["a", "b", "d"]
+    assert sorted(syntax.strings(module)) == ["a", "b", "d"]
 
 
 def test_calls_by_the_last_name() -> None:
     module = ast.parse("cat(1)\ntorch.cat(2)\nf(cat(3))\ncat.f(4)\ncat\n")
-    arguments = [ast.unparse(call.args[0]) for call in reading.calls(module, "cat")]
+    arguments = [ast.unparse(call.args[0]) for call in syntax.calls(module, "cat")]
     assert sorted(arguments) == ["1", "2", "3"]
 
 
@@ -108,7 +108,7 @@ def test_calls_by_the_last_name() -> None:
     ],
 )
 def test_an_append_to_a_list_of_this_name(source: str, expected: bool) -> None:
-    assert reading.appends_to(ast.parse(source), "states") is expected
+    assert syntax.appends_to(ast.parse(source), "states") is expected
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_an_append_to_a_list_of_this_name(source: str, expected: bool) -> None:
 )
 def test_the_same_expression_whatever_its_layout(source: str, expected: bool) -> None:
     node = ast.parse(f"({source})", mode="eval").body
-    assert reading.same(node, "self.runner.groups[0][0]") is expected
+    assert syntax.same(node, "self.runner.groups[0][0]") is expected
 
 
 IMPORT = "from .interfaces import SupportsEagle3\n"
@@ -225,12 +225,12 @@ def test_a_getter_whose_helper_returns_is_no_getter() -> None:
 
 
 def test_no_class_implements_nothing() -> None:
-    assert not reading.implements_eagle3(MODULE, None)
+    assert not syntax.implements_eagle3(MODULE, None)
 
 
 def implements(source: str, *, protocol: bool = True) -> bool:
     module = ast.parse(source)
-    return reading.implements_eagle3(module, reading.find_class(module, "M"), protocol=protocol)
+    return syntax.implements_eagle3(module, syntax.find_class(module, "M"), protocol=protocol)
 
 
 @pytest.mark.parametrize(
@@ -245,10 +245,10 @@ def implements(source: str, *, protocol: bool = True) -> bool:
 )
 def test_what_a_statement_gives_a_value_to(source: str, expected: list[str]) -> None:
     (statement,) = ast.parse(source).body
-    assert [ast.unparse(target) for target in reading.assigned(statement)] == expected
+    assert [ast.unparse(target) for target in syntax.assigned(statement)] == expected
 
 
 def test_a_scope_ends_where_another_begins() -> None:
     source = "a\nif b:\n    c\ndef f():\n    d\nclass C:\n    e\nlambda: g\n"
-    nodes = reading.within_scope(ast.parse(source))
+    nodes = syntax.within_scope(ast.parse(source))
     assert [node.id for node in nodes if isinstance(node, ast.Name)] == ["a", "b", "c"]

@@ -13,11 +13,12 @@ from command_line import Ended, run, snapshot
 from conftest import small_copy
 from semantics import ALL_RULES, Subject, check_all
 from tools.fetch_release import copy_site_packages, fetch
-from vllm_eagle3_patch import matrix, platforms
-from vllm_eagle3_patch.facts import ModelFacts
-from vllm_eagle3_patch.patch import Patch, all_patches
-from vllm_eagle3_patch.sources import Sources, Text, parse
-from vllm_eagle3_patch.survey import survey
+from vllm_eagle3_patch.assess.model_facts import ModelFacts
+from vllm_eagle3_patch.assess.survey import survey
+from vllm_eagle3_patch.codemod.patch import Patch, all_patches
+from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.vllm_source import platforms
+from vllm_eagle3_patch.vllm_source.sources import Sources, Text, parse
 
 INTERFACE = (
     "0.8.5",

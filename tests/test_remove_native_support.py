@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from runtime.remove_native_support import DEEPSEEK, INTERFACES, UnexpectedError, remove
-from vllm_eagle3_patch.distribution import read_record
-from vllm_eagle3_patch.errors import AnchorNotFoundError
+from vllm_eagle3_patch.ground.errors import AnchorNotFoundError
+from vllm_eagle3_patch.installation.distribution import read_record
 from vllm_eagle3_patch.patches.deepseek_v2 import DeepseekV2
-from vllm_eagle3_patch.sources import parse
+from vllm_eagle3_patch.vllm_source.sources import parse
 
 PROTOCOLS = """\
 class Base:

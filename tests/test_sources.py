@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fake_package import write_package
-from vllm_eagle3_patch import sources as module_under_test
-from vllm_eagle3_patch.errors import NotWritableError, UnsupportedError
-from vllm_eagle3_patch.sources import Sources, parse, sha256
+from vllm_eagle3_patch.ground.errors import NotWritableError, UnsupportedError
+from vllm_eagle3_patch.vllm_source import sources as module_under_test
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse, sha256
 
 FILE = "vllm/a.py"
 

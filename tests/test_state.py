@@ -24,19 +24,24 @@ from small_installation import (
     old,
     tree,
 )
-from vllm_eagle3_patch import commands, state_folder
-from vllm_eagle3_patch.errors import NotWritableError, PatchError
-from vllm_eagle3_patch.folder import Folder
-from vllm_eagle3_patch.journal import APPLY, Journal, Replacement, journal_in
-from vllm_eagle3_patch.records import StateCorruptError, UnsafeStateError, safe_path
-from vllm_eagle3_patch.state import (
+from vllm_eagle3_patch.commands import apply as commands
+from vllm_eagle3_patch.ground.errors import NotWritableError, PatchError
+from vllm_eagle3_patch.ground.folder import Folder
+from vllm_eagle3_patch.transaction.commit import recover, revert, unfinished
+from vllm_eagle3_patch.transaction.state import layout
+from vllm_eagle3_patch.transaction.state.documents import (
+    StateCorruptError,
+    UnsafeStateError,
+    safe_path,
+)
+from vllm_eagle3_patch.transaction.state.journal import APPLY, Journal, Replacement, journal_in
+from vllm_eagle3_patch.transaction.state.manifest import (
     Manifest,
     lost_originals,
     manifest_bytes,
     original_bytes,
     read_manifest,
 )
-from vllm_eagle3_patch.transaction import recover, revert, unfinished
 
 Damage = Callable[[dict[str, Any]], object]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
@@ -51,7 +56,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def state(root: Path) -> Path:
-    return root / state_folder.FOLDER
+    return root / layout.FOLDER
 
 
 def entry(document: dict[str, Any]) -> dict[str, Any]:
@@ -415,7 +420,7 @@ def test_a_recovery_of_a_revert_whose_previous_files_are_gone_says_so(
 
 
 def damage_manifest(root: Path, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = root / state_folder.FOLDER
+    state = root / layout.FOLDER
     if problem == "state-newer":
         damage(state, lambda document: document.update(schema=2))
     elif problem == "state-corrupt":
@@ -469,7 +474,7 @@ def test_revert_never_removes_an_original_that_the_manifest_does_not_name(
     assert result == planned
     assert result.reverted == (LINKED, SYMLINK)
     shelf = "originals" if linked else "copies"
-    assert result.unclaimed == (f"{state_folder.FOLDER}/{shelf}/1/{PLAIN}",)
+    assert result.unclaimed == (f"{layout.FOLDER}/{shelf}/1/{PLAIN}",)
     assert not result.state_removed
     assert (root / result.unclaimed[0]).read_bytes() == old(PLAIN)
     # The state stays one that can be read, and a second time changes nothing.
@@ -511,5 +516,5 @@ def test_paths_in_the_package_are_safe() -> None:
 def test_a_manifest_knows_what_it_holds(root: Path) -> None:
     manifest = read_manifest(root)
     assert isinstance(manifest, Manifest)
-    with Folder.at(root / state_folder.FOLDER) as state:
+    with Folder.at(root / layout.FOLDER) as state:
         assert journal_in(state) is None

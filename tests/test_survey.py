@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from fake_package import write_package
-from vllm_eagle3_patch import survey
-from vllm_eagle3_patch.errors import AnchorNotFoundError, UnsupportedError
-from vllm_eagle3_patch.facts import ModelFacts
-from vllm_eagle3_patch.family import FAMILY, FamilyModel, select_models
+from vllm_eagle3_patch.assess import survey
+from vllm_eagle3_patch.assess.model_facts import ModelFacts
+from vllm_eagle3_patch.ground.errors import AnchorNotFoundError, UnsupportedError
+from vllm_eagle3_patch.ground.family import FAMILY, FamilyModel, select_models
 
 REGISTRY = "model_executor/models/registry.py"
 DEEPSEEK = "model_executor/models/deepseek_v2.py"

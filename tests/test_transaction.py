@@ -29,18 +29,19 @@ from small_installation import (
     sha256,
     tree,
 )
-from vllm_eagle3_patch import filesystem, lock
-from vllm_eagle3_patch.errors import (
+from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.errors import (
     InterruptedRunError,
     ModifiedFileError,
     NotWritableError,
     UnsupportedError,
     VerificationError,
 )
-from vllm_eagle3_patch.git_exclude import BLOCK
-from vllm_eagle3_patch.records import StateCorruptError
-from vllm_eagle3_patch.state import original_bytes, read_manifest
-from vllm_eagle3_patch.transaction import Change, commit, recover, revert, unfinished
+from vllm_eagle3_patch.transaction.commit import Change, commit, recover, revert, unfinished
+from vllm_eagle3_patch.transaction.git_exclude import BLOCK
+from vllm_eagle3_patch.transaction.state import lock
+from vllm_eagle3_patch.transaction.state.documents import StateCorruptError
+from vllm_eagle3_patch.transaction.state.manifest import original_bytes, read_manifest
 
 STATE = ".vllm-eagle3-patch"
 
@@ -370,7 +371,10 @@ def test_what_a_disk_does_not_hold_is_rolled_back(
 
     def lose(moment: str, operation: str, path: Path) -> None:
         if (moment, operation) == ("after", "rename") and path.name == "plain.py":
-            monkeypatch.setattr("vllm_eagle3_patch.run.current_digest", lambda root, path: "other")
+            monkeypatch.setattr(
+                "vllm_eagle3_patch.transaction.all_or_none.current_digest",
+                lambda root, path: "other",
+            )
 
     with stepping(lose), pytest.raises(VerificationError, match="does not hold what was written"):
         apply(root)

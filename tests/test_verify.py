@@ -27,15 +27,14 @@ from command_line import Ended, run, snapshot
 from conftest import small_copy
 from fake_vllm import INIT, MODELS
 from safety_table import Tried
-from vllm_eagle3_patch.classify import Assessment, FileStatus
-from vllm_eagle3_patch.errors import VllmNotFoundError, WrongUsageError
-from vllm_eagle3_patch.facts import ModelFacts
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.find import Installation
-from vllm_eagle3_patch.lock import exclusive
-from vllm_eagle3_patch.processes import is_running
-from vllm_eagle3_patch.sources import Sources
-from vllm_eagle3_patch.verify import (
+from vllm_eagle3_patch.assess.classify import Assessment, FileStatus
+from vllm_eagle3_patch.assess.model_facts import ModelFacts
+from vllm_eagle3_patch.ground.errors import VllmNotFoundError, WrongUsageError
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.ground.processes import is_running
+from vllm_eagle3_patch.installation.find import Installation
+from vllm_eagle3_patch.transaction.state.lock import exclusive
+from vllm_eagle3_patch.verify.verification import (
     CheckResult,
     ModelResult,
     Verification,
@@ -43,6 +42,7 @@ from vllm_eagle3_patch.verify import (
     unexpected,
     verify,
 )
+from vllm_eagle3_patch.vllm_source.sources import Sources
 
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "check.json").read_text())
 DEEPSEEK = f"{MODELS}/deepseek_v2.py"
@@ -220,7 +220,7 @@ def test_another_vllm_is_imported(environment: Installation, tmp_path: Path) -> 
 def test_an_endless_output_is_no_answer(
     environment: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_eagle3_patch.verify._LARGEST_OUTPUT", 100_000)
+    monkeypatch.setattr("vllm_eagle3_patch.verify.verification._LARGEST_OUTPUT", 100_000)
     change(environment, INIT, "while True: print('x' * 1000)")
     assert "does not answer as Python does" in failure(environment).message
 
@@ -753,7 +753,7 @@ def test_apply_puts_everything_back_if_it_is_interrupted(
         raise KeyboardInterrupt
 
     before = snapshot(server.root)
-    monkeypatch.setattr("vllm_eagle3_patch.verify.verify", interrupt)
+    monkeypatch.setattr("vllm_eagle3_patch.verify.verification.verify", interrupt)
     assert server.run("apply", "--verify").exit_code == 130
     after = {path: e for path, e in snapshot(server.root).items() if not path.startswith(STATE)}
     assert after == before
@@ -794,7 +794,7 @@ def test_a_signal_that_is_ignored_stays_so(
         os.kill(os.getpid(), ignored)
         return Verification(1, 1, gpu_context=False, models=())
 
-    monkeypatch.setattr("vllm_eagle3_patch.verify.verify", send)
+    monkeypatch.setattr("vllm_eagle3_patch.verify.verification.verify", send)
     before = signal.signal(ignored, signal.SIG_IGN)
     try:
         assert server.run("apply", "--verify").exit_code == 0

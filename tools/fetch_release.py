@@ -33,7 +33,7 @@ from pypi_simple import (
     UnsupportedContentTypeError,
 )
 
-from vllm_eagle3_patch.errors import PatchError
+from vllm_eagle3_patch.ground.errors import PatchError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vllm_eagle3_patch import __version__
-from vllm_eagle3_patch.cli import cli
+from vllm_eagle3_patch.cli.program import cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

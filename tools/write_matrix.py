@@ -15,13 +15,13 @@ from typing import Any
 import tomlkit
 
 from tools.fetch_release import fetch, releases
-from vllm_eagle3_patch.doctor import release_reading
-from vllm_eagle3_patch.facts import ModelFacts
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.matrix import RELEASES, SUPPORT
-from vllm_eagle3_patch.patch import Patch, all_patches, chosen_patches, has_protocol
-from vllm_eagle3_patch.sources import Sources, sha256
-from vllm_eagle3_patch.survey import EVIDENCE, survey
+from vllm_eagle3_patch.assess.model_facts import ModelFacts
+from vllm_eagle3_patch.assess.survey import EVIDENCE, survey
+from vllm_eagle3_patch.codemod.patch import Patch, all_patches, chosen_patches, has_protocol
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.ground.matrix import RELEASES, SUPPORT
+from vllm_eagle3_patch.vllm_source import read_engine
+from vllm_eagle3_patch.vllm_source.sources import Sources, sha256
 
 HEADER = "# Written by `make matrix RELEASE={name}` from the release's wheel; do not edit.\n"
 
@@ -71,9 +71,9 @@ def describe(name: str, root: Path) -> dict[str, Any]:
 
 def _doctor(sources: Sources, patched: Sources) -> dict[str, Any]:
     """What ``doctor`` reads from the source, and what of that the default set changes."""
-    targets = release_reading.architectures_of_interest(sources)
-    before = release_reading.for_matrix(release_reading.read(sources, targets))
-    after = release_reading.for_matrix(release_reading.read(patched, targets))
+    targets = read_engine.architectures_of_interest(sources)
+    before = read_engine.for_matrix(read_engine.read(sources, targets))
+    after = read_engine.for_matrix(read_engine.read(patched, targets))
     return {"doctor": before.table(), **_nonempty("doctor_patched", before.changes_to(after))}
 
 

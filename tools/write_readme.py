@@ -6,8 +6,8 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from vllm_eagle3_patch import matrix
-from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.ground.family import FAMILY
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN = "<!-- support: written by `make docs` -->"

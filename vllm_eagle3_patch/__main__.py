@@ -1,6 +1,6 @@
 """``python -m vllm_eagle3_patch``."""
 
-from vllm_eagle3_patch.cli import main
+from vllm_eagle3_patch.cli.program import main
 
 if __name__ == "__main__":
     main()

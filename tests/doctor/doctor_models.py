@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vllm_eagle3_patch import matrix
 from vllm_eagle3_patch.doctor.checkpoint import Checkpoint, Weights
-from vllm_eagle3_patch.doctor.engine import Engine
 from vllm_eagle3_patch.doctor.finding import Finding, judged
 from vllm_eagle3_patch.doctor.serve_options import ServeOptions, parse_serve
 from vllm_eagle3_patch.doctor.situation import Situation
+from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.vllm_source.engine import Engine
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 Config = dict[str, Any]

@@ -15,7 +15,7 @@ import pytest
 from doctor_models import IDS, Config, findings, situation
 from metrics_exposition import Engine, page
 
-from vllm_eagle3_patch.doctor import metrics
+from vllm_eagle3_patch.doctor.metrics import acceptance
 
 RELEASE = "0.32.0"
 CONVENTION = f"{IDS}_convention"
@@ -107,7 +107,7 @@ def test_the_counters_alone_do_not_tell_which_ids_were_used(name: str, tmp_path:
     # That is why the experiment compares counts with a simulation: all fall at position 1, as the
     # draft model was stopped early, and no rate is below what wrong layers would explain.
     drafts, shares = MEASURED[name]
-    report = metrics.read(scrape(tmp_path, drafts, shares))
+    report = acceptance.read(scrape(tmp_path, drafts, shares))
     assert report.judgement.reason == "decay"
     assert report.models[0].total.acceptance_by_position == pytest.approx(shares, abs=0.001)
 
@@ -120,7 +120,7 @@ def test_the_counters_alone_do_not_tell_which_ids_were_used(name: str, tmp_path:
 def test_counters_and_config_together_tell(
     draft_config: Config, first: str, tmp_path: Path
 ) -> None:
-    report = metrics.read(scrape(tmp_path, *MEASURED["right"]))
+    report = acceptance.read(scrape(tmp_path, *MEASURED["right"]))
     judged = situation(TARGET, draft_config, release=RELEASE)
     diagnosis = SimpleNamespace(findings=findings(judged))
     assert report.causes(diagnosis)[0].code == first

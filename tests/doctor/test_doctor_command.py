@@ -228,7 +228,7 @@ def test_libcst_rich_and_torch_are_not_imported(models: tuple[Path, Path]) -> No
     """Reading an installation needs Python's own parser only, and never vLLM."""
     code = (
         "import sys\n"
-        "from vllm_eagle3_patch.cli import cli\n"
+        "from vllm_eagle3_patch.cli.program import cli\n"
         "try:\n"
         f"    cli(['doctor', {str(models[0])!r}, {str(models[1])!r}, "
         f"'--site-packages', {str(fetch('0.17.1'))!r}])\n"

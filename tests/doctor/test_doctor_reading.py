@@ -8,20 +8,16 @@ from pathlib import Path
 import pytest
 
 from tools.fetch_release import fetch
-from vllm_eagle3_patch import matrix
-from vllm_eagle3_patch.doctor import draft_reading
-from vllm_eagle3_patch.doctor.engine import Engine
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
-from vllm_eagle3_patch.doctor.registry_reading import Registry
-from vllm_eagle3_patch.doctor.release_reading import (
-    architectures_of_interest,
-    for_matrix,
-    read,
-)
-from vllm_eagle3_patch.errors import UnsupportedError
-from vllm_eagle3_patch.family import FAMILY, FamilyModel
-from vllm_eagle3_patch.matrix import ModelPin, Release
-from vllm_eagle3_patch.sources import Sources
+from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.ground.errors import UnsupportedError
+from vllm_eagle3_patch.ground.family import FAMILY, FamilyModel
+from vllm_eagle3_patch.ground.matrix import ModelPin, Release
+from vllm_eagle3_patch.vllm_source import draft_classes
+from vllm_eagle3_patch.vllm_source.engine import Engine
+from vllm_eagle3_patch.vllm_source.read_engine import architectures_of_interest, for_matrix, read
+from vllm_eagle3_patch.vllm_source.registry import Registry
+from vllm_eagle3_patch.vllm_source.sources import Sources
 
 RELEASES = matrix.oldest_first()
 TABLES = {release.name: matrix.load_doctor(release.name)[0] for release in RELEASES}
@@ -207,7 +203,7 @@ class SpeculativeConfig:
         if hf_config.model_type == "deepseek_mtp":
             hf_config.update({"architectures": ["DeepSeekMTPModel"]})
 """
-    types, given = draft_reading.rewritten(ast.parse(source))
+    types, given = draft_classes.rewritten(ast.parse(source))
     assert types == {"deepseek_v3": "deepseek_mtp", "glm": "deepseek_mtp"}
     assert given == {"deepseek_mtp": "DeepSeekMTPModel"}
 

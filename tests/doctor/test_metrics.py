@@ -23,11 +23,11 @@ from doctor.metrics_exposition import (
     untyped,
     v0_page,
 )
-from vllm_eagle3_patch import render
-from vllm_eagle3_patch.doctor import metrics_source
-from vllm_eagle3_patch.doctor.metrics import MetricsError, MetricsReport, read
-from vllm_eagle3_patch.doctor.metrics_figures import Counts, interval
-from vllm_eagle3_patch.doctor.metrics_verdict import REPORTED, judge
+from vllm_eagle3_patch.doctor.metrics import source
+from vllm_eagle3_patch.doctor.metrics.acceptance import MetricsError, MetricsReport, read
+from vllm_eagle3_patch.doctor.metrics.figures import Counts, interval
+from vllm_eagle3_patch.doctor.metrics.verdict import REPORTED, judge
+from vllm_eagle3_patch.output import reports
 
 
 def counts(drafts: int, *by_position: int, draft_tokens: int | None = None) -> Counts:
@@ -536,7 +536,7 @@ def shown(report: MetricsReport, *, block_elements: bool = False) -> str:
     stream = io.StringIO()
     before, sys.stdout = sys.stdout, stream
     try:
-        render._show_plain(report.blocks(block_elements=block_elements), 120)
+        reports._show_plain(report.blocks(block_elements=block_elements), 120)
     finally:
         sys.stdout = before
     return stream.getvalue()
@@ -573,7 +573,7 @@ def test_bars_are_as_long_as_their_shares(told: Told) -> None:
 
 
 def test_a_pipe_gets_no_block_elements(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
-    render._show(told(page(Engine(1000, (100, 50, 20)))).blocks())
+    reports._show(told(page(Engine(1000, (100, 50, 20)))).blocks())
     out = capsys.readouterr().out
     assert out.isascii()
     assert "Likely causes, the likeliest first:" in out
@@ -592,8 +592,8 @@ def test_a_terminal_gets_what_its_encoding_has(
 
 def test_a_narrow_terminal_gets_the_figures(told: Told) -> None:
     report = told(page(Engine(1000, (700, 500, 300))))
-    tables = [block for block in report.blocks() if isinstance(block, render.Columns)]
-    assert all(render._fitting(table, 60) is not None for table in tables)
+    tables = [block for block in report.blocks() if isinstance(block, reports.Columns)]
+    assert all(reports._fitting(table, 60) is not None for table in tables)
 
 
 def test_the_document_is_json_and_has_the_figures(told: Told) -> None:
@@ -658,7 +658,7 @@ def test_other_kinds_of_address(source: str) -> None:
 
 
 def test_what_never_ends_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_source, "SIZE_LIMIT", 1024 * 1024)
+    monkeypatch.setattr(source, "SIZE_LIMIT", 1024 * 1024)
     assert "/dev/zero is larger than 1 MiB" in error_of("/dev/zero").message
 
 
@@ -765,7 +765,7 @@ def test_an_answer_that_breaks_off() -> None:
 
 
 def test_a_server_that_sends_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_source, "SIZE_LIMIT", 1024 * 1024)
+    monkeypatch.setattr(source, "SIZE_LIMIT", 1024 * 1024)
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)

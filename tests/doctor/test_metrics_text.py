@@ -26,9 +26,9 @@ from doctor.metrics_exposition import (
     v0_page,
     without_total,
 )
-from vllm_eagle3_patch.doctor import metrics_text
-from vllm_eagle3_patch.doctor.metrics_source import MetricsError
-from vllm_eagle3_patch.doctor.metrics_text import parse
+from vllm_eagle3_patch.doctor.metrics import text
+from vllm_eagle3_patch.doctor.metrics.source import MetricsError
+from vllm_eagle3_patch.doctor.metrics.text import parse
 
 HALF = Engine(1000, (700, 500, 300))
 """1000 drafts of 3 tokens, of which 1500 were accepted."""
@@ -262,4 +262,4 @@ def test_pages_with_bytes_changed_are_read_or_refused() -> None:
 
 def test_the_names_that_are_read_are_those_that_are_documented() -> None:
     for kind in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"):
-        assert metrics_text._COUNTER.fullmatch(f"vllm:spec_decode_num_{kind}_total")
+        assert text._COUNTER.fullmatch(f"vllm:spec_decode_num_{kind}_total")

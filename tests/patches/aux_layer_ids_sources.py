@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from patch_checks import changed
 
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.layer_ids import CONFIG_METHOD
-from vllm_eagle3_patch.patch import RUNNER as RUNNER_PATH
+from vllm_eagle3_patch.codemod.patch import RUNNER as RUNNER_PATH
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.patches._layer_ids import CONFIG_METHOD
 from vllm_eagle3_patch.patches.aux_layer_ids import NEWER_RUNNER as NEWER_RUNNER_PATH
 from vllm_eagle3_patch.patches.aux_layer_ids import AuxLayerIds
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Sequence
 
-    from vllm_eagle3_patch.codemod import AnchoredCodemod
-    from vllm_eagle3_patch.family import FamilyModel
+    from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
+    from vllm_eagle3_patch.ground.family import FamilyModel
 
 MARKER = "# vllm-eagle3-patch: aux-layer-ids\n"
 INSERTED = f"    {MARKER}{textwrap.indent(CONFIG_METHOD.strip(), '    ')}\n\n"

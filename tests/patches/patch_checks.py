@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_eagle3_patch.errors import AnchorNotFoundError
-from vllm_eagle3_patch.family import FAMILY
-from vllm_eagle3_patch.sources import parse
+from vllm_eagle3_patch.ground.errors import AnchorNotFoundError
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.vllm_source.sources import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vllm_eagle3_patch.family import FamilyModel
-    from vllm_eagle3_patch.patch import Patch
+    from vllm_eagle3_patch.codemod.patch import Patch
+    from vllm_eagle3_patch.ground.family import FamilyModel
 
 PATH = "vllm/some/file.py"
 

@@ -35,13 +35,9 @@ from patch_checks import (
     refusal,
 )
 
-from vllm_eagle3_patch.patches.aux_layer_bounds import (
-    PATHS,
-    AuxLayerBounds,
-    AuxLayerBoundsCodemod,
-)
+from vllm_eagle3_patch.patches.aux_layer_bounds import PATHS, AuxLayerBounds, AuxLayerBoundsCodemod
 from vllm_eagle3_patch.patches.deepseek_v2 import DeepseekV2
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = AuxLayerBounds()
 

@@ -20,7 +20,7 @@ from aux_layer_ids_sources import (
 from patch_checks import Change, changed, refusal
 
 from layer_ids_table import KEY
-from vllm_eagle3_patch.sources import parse
+from vllm_eagle3_patch.vllm_source.sources import parse
 
 CLASS = "class SpeculativeConfig:\n"
 TWO_READERS = (

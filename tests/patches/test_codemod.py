@@ -9,15 +9,15 @@ import pytest
 from libcst import matchers as m
 from libcst.codemod import CodemodContext
 
-from vllm_eagle3_patch.codemod import (
+from vllm_eagle3_patch.codemod.anchored import (
     AnchoredCodemod,
     appended,
     assigns,
     matching,
     self_attribute,
 )
-from vllm_eagle3_patch.errors import AnchorNotFoundError
-from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.ground.errors import AnchorNotFoundError
+from vllm_eagle3_patch.ground.family import FAMILY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

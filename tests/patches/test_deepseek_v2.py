@@ -36,9 +36,9 @@ from patch_checks import (
     check_unchanged,
 )
 
-from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches.deepseek_v2 import DeepseekV2, DeepseekV2Codemod
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = DeepseekV2()
 

@@ -25,7 +25,7 @@ from deepseek_v2_sources import (
 from patch_checks import Change, changed, refusal
 
 from vllm_eagle3_patch.patches.deepseek_v2 import DeepseekV2
-from vllm_eagle3_patch.sources import parse
+from vllm_eagle3_patch.vllm_source.sources import parse
 
 PATCH = DeepseekV2()
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from patch_checks import PATH, Change, changed, check_unchanged, refusal
 
-from vllm_eagle3_patch.family import select_models
+from vllm_eagle3_patch.ground.family import select_models
 from vllm_eagle3_patch.patches.deepseek_v32 import DeepseekV32, not_collecting
-from vllm_eagle3_patch.platforms import DOTS3_NOTE, PACKAGE, REGISTRY
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source.platforms import DOTS3_NOTE, PACKAGE, REGISTRY
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = DeepseekV32()
 NVIDIA = "vllm/models/deepseek_v32/nvidia/model.py"

@@ -32,7 +32,7 @@ from vllm_eagle3_patch.patches.draft_attention_backend import (
     DraftAttentionBackend,
     DraftAttentionBackendCodemod,
 )
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = DraftAttentionBackend()
 READ = "vllm_config.attention_config.backend"

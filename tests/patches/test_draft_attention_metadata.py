@@ -19,8 +19,8 @@ from patch_checks import (
     lines_without_replacement,
 )
 
-from vllm_eagle3_patch.errors import AnchorNotFoundError
-from vllm_eagle3_patch.family import FAMILY
+from vllm_eagle3_patch.ground.errors import AnchorNotFoundError
+from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches.draft_attention_metadata import (
     DRAFT_MODEL,
     FLASH_ATTENTION,
@@ -28,7 +28,7 @@ from vllm_eagle3_patch.patches.draft_attention_metadata import (
     RUNNER,
     DraftAttentionMetadata,
 )
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = DraftAttentionMetadata()
 MARKER = "# vllm-eagle3-patch: draft-attention-metadata\n"

@@ -22,7 +22,7 @@ from vllm_eagle3_patch.patches.dual_batch_overlap import (
     DualBatchOverlap,
     DualBatchOverlapCodemod,
 )
-from vllm_eagle3_patch.sources import Sources
+from vllm_eagle3_patch.vllm_source.sources import Sources
 
 PATCH = DualBatchOverlap()
 

@@ -15,9 +15,9 @@ from patch_checks import (
     refusal,
 )
 
-from vllm_eagle3_patch.family import FAMILY, MODEL_TYPES, select_models
+from vllm_eagle3_patch.ground.family import FAMILY, MODEL_TYPES, select_models
 from vllm_eagle3_patch.patches.eagle3_allowlist import AllowlistCodemod, Eagle3Allowlist, allowlists
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = Eagle3Allowlist()
 

@@ -31,7 +31,7 @@ from patch_checks import (
 )
 
 from vllm_eagle3_patch.patches.wrappers import PATCHES
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = PATCHES["kimi-k25"]()
 

@@ -17,14 +17,14 @@ from patch_checks import (
     refusal,
 )
 
-from vllm_eagle3_patch.family import FAMILY, select_models
+from vllm_eagle3_patch.ground.family import FAMILY, select_models
 from vllm_eagle3_patch.patches.multimodal_image_token import (
     ImageTokenCodemod,
     MultimodalImageToken,
     image_tokens,
     wanted,
 )
-from vllm_eagle3_patch.sources import Sources, parse
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = MultimodalImageToken()
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from vllm_eagle3_patch import patch as patch_module
 from vllm_eagle3_patch import patches
-from vllm_eagle3_patch.errors import UnsupportedError, VerificationError
-from vllm_eagle3_patch.family import FAMILY, select_models
-from vllm_eagle3_patch.patch import Patch, all_patches, chosen_patches
-from vllm_eagle3_patch.sources import Sources
+from vllm_eagle3_patch.codemod import patch as patch_module
+from vllm_eagle3_patch.codemod.patch import Patch, all_patches, chosen_patches
+from vllm_eagle3_patch.ground.errors import UnsupportedError, VerificationError
+from vllm_eagle3_patch.ground.family import FAMILY, select_models
+from vllm_eagle3_patch.vllm_source.sources import Sources
 
 HERE = Path(__file__).parent
 CONFIG = "vllm/config/speculative.py"
@@ -33,7 +33,7 @@ def test_a_file_that_is_not_python() -> None:
 
 
 def test_a_file_in_a_grammar_newer_than_libcst(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_eagle3_patch.sources.parse", lambda *_: ast.parse(""))
+    monkeypatch.setattr("vllm_eagle3_patch.vllm_source.sources.parse", lambda *_: ast.parse(""))
     with pytest.raises(UnsupportedError) as caught:
         allowlist().apply(b"x = a ?? b\n", CONFIG)
     assert caught.value.code == "not-python"

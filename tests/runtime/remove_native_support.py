@@ -24,7 +24,7 @@ import libcst as cst
 from libcst import matchers as m
 from libcst.codemod import CodemodContext
 
-from vllm_eagle3_patch.codemod import AnchoredCodemod, matching, self_attribute
+from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, matching, self_attribute
 
 DEEPSEEK = "vllm/model_executor/models/deepseek_v2.py"
 INTERFACES = "vllm/model_executor/models/interfaces.py"

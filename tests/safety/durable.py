@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_eagle3_patch.filesystem import Moment
+from vllm_eagle3_patch.ground.filesystem import Moment
 
 Content = tuple[int, int, bytes]
 """Mode, time of change and bytes of a file, or where a link leads."""

@@ -21,7 +21,8 @@ GROUP = "Nothing bypasses the one module"
 ANNOUNCING = """
 import os, sys
 from pathlib import Path
-from vllm_eagle3_patch import cli, filesystem
+from vllm_eagle3_patch.cli import program
+from vllm_eagle3_patch.ground import filesystem
 
 log = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_APPEND)
 
@@ -31,7 +32,7 @@ def step(moment, operation, path):
 
 filesystem.step = step
 BYPASS
-cli.main()
+program.main()
 """
 BYPASSES = {
     "a new file": "Path(sys.argv[-1], 'vllm/bypass.py').write_bytes(b'')",
@@ -189,7 +190,8 @@ def test_strace_sees_a_bypass(strace: str, site_packages: Path, tried: Tried) ->
 AUDITING = """
 import os, sys
 from pathlib import Path
-from vllm_eagle3_patch import cli, filesystem
+from vllm_eagle3_patch.cli import program
+from vllm_eagle3_patch.ground import filesystem
 
 root = sys.argv[-1]
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -217,7 +219,7 @@ sys.dont_write_bytecode = True
 sys.addaudithook(hook)
 BYPASS
 try:
-    cli.main()
+    program.main()
 except SystemExit as end:
     assert end.code in (0, 1), end.code
 print(seen["inside"], seen["outside"], file=sys.stderr)

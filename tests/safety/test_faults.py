@@ -32,9 +32,9 @@ from test_interrupted_runs import (
     leftovers_of_a_run,
     succeeds,
 )
-from vllm_eagle3_patch import filesystem
-from vllm_eagle3_patch.filesystem import Moment, Step
-from vllm_eagle3_patch.transaction import recover, unfinished
+from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.filesystem import Moment, Step
+from vllm_eagle3_patch.transaction.commit import recover, unfinished
 
 __all__ = ["in_memory"]  # a fixture
 

@@ -24,9 +24,9 @@ from kimi_k25_sources import BEFORE as KIMI
 
 import fake_vllm
 from safety_table import Tried
-from vllm_eagle3_patch.errors import PatchError, UnsupportedError, VerificationError
-from vllm_eagle3_patch.patch import Patch, all_patches
-from vllm_eagle3_patch.sources import parse
+from vllm_eagle3_patch.codemod.patch import Patch, all_patches
+from vllm_eagle3_patch.ground.errors import PatchError, UnsupportedError, VerificationError
+from vllm_eagle3_patch.vllm_source.sources import parse
 
 LONG = os.environ.get("VLLM_EAGLE3_PATCH_FUZZ") == "long"
 EXAMPLES = 3000 if LONG else 25

@@ -17,8 +17,8 @@ from other_users import let_in
 
 from command_line import run, snapshot
 from safety_table import Tried
-from vllm_eagle3_patch.processes import running_with
-from vllm_eagle3_patch.render import print_diff
+from vllm_eagle3_patch.ground.processes import running_with
+from vllm_eagle3_patch.output.reports import print_diff
 
 GROUP = "Hostile or bad input"
 DEEPSEEK = "vllm/model_executor/models/deepseek_v2.py"
@@ -358,7 +358,7 @@ def test_a_process_whose_name_leads_in_a_circle(
         (proc / pid / "ns/mnt").symlink_to("mnt:[1]")
     (proc / "7/maps").touch()
     (proc / "7/cmdline").write_bytes(os.fsencode(tmp_path / "loop/bin/vllm") + b"\0")
-    monkeypatch.setattr("vllm_eagle3_patch.processes.PROC", proc)
+    monkeypatch.setattr("vllm_eagle3_patch.ground.processes.PROC", proc)
     assert running_with(tmp_path / "lib/python3.12/site-packages") == ()
 
 

@@ -24,11 +24,11 @@ from other_users import let_in
 from fault_injection import killed_at, points_of, stepping
 from safety_table import Tried
 from small_installation import LINKED, PATHS, PLAIN, apply, make_installation
-from vllm_eagle3_patch import filesystem
-from vllm_eagle3_patch.errors import PatchError
-from vllm_eagle3_patch.filesystem import Moment
-from vllm_eagle3_patch.folder import Attributes, Folder
-from vllm_eagle3_patch.transaction import recover, revert
+from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.errors import PatchError
+from vllm_eagle3_patch.ground.filesystem import Moment
+from vllm_eagle3_patch.ground.folder import Attributes, Folder
+from vllm_eagle3_patch.transaction.commit import recover, revert
 
 STATE, LOCK = ".vllm-eagle3-patch", ".vllm-eagle3-patch.lock"
 GROUP = "Hostile or bad input"

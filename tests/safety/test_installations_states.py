@@ -13,8 +13,8 @@ from command_line import run
 from conftest import small_copy
 from safety_table import Tried
 from small_installation import apply, make_installation, sha256
-from vllm_eagle3_patch.records import SCHEMA
-from vllm_eagle3_patch.transaction import Change, commit
+from vllm_eagle3_patch.transaction.commit import Change, commit
+from vllm_eagle3_patch.transaction.state.documents import SCHEMA
 
 GROUP = "Installations as they are"
 STATES = Path(__file__).parents[1] / "states"

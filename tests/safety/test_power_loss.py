@@ -31,11 +31,11 @@ from test_interrupted_runs import (
     leftovers_of_a_run,
     without_ours,
 )
-from vllm_eagle3_patch import lock
-from vllm_eagle3_patch.filesystem import Moment, Step
-from vllm_eagle3_patch.lock import held_by
-from vllm_eagle3_patch.lock_holder import this_process
-from vllm_eagle3_patch.transaction import recover, revert, unfinished
+from vllm_eagle3_patch.ground.filesystem import Moment, Step
+from vllm_eagle3_patch.transaction.commit import recover, revert, unfinished
+from vllm_eagle3_patch.transaction.state import lock
+from vllm_eagle3_patch.transaction.state.lock import held_by
+from vllm_eagle3_patch.transaction.state.lock_holder import this_process
 
 Point = tuple[str, Disk]
 

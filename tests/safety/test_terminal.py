@@ -16,7 +16,7 @@ import pytest
 from command_line import run, snapshot
 from conftest import small_copy
 from safety_table import Tried
-from vllm_eagle3_patch.cli import cli
+from vllm_eagle3_patch.cli.program import cli
 
 GROUP = "Hostile or bad input"
 STATE = ".vllm-eagle3-patch"

@@ -25,12 +25,12 @@ from conftest import small_copy
 from fault_injection import BEFORE, in_memory, killed_at, points_of
 from safety_table import Tried
 from small_installation import NEW, OLD, apply, contents, make_installation
-from vllm_eagle3_patch import commands, lock, lock_holder
-from vllm_eagle3_patch.classify import Assessment, classify
-from vllm_eagle3_patch.errors import ModifiedFileError, NotWritableError
-from vllm_eagle3_patch.find import Installation
-from vllm_eagle3_patch.lock_holder import LONGEST_RUN_NS
-from vllm_eagle3_patch.transaction import revert, unfinished
+from vllm_eagle3_patch.assess.classify import Assessment, classify
+from vllm_eagle3_patch.ground.errors import ModifiedFileError, NotWritableError
+from vllm_eagle3_patch.installation.find import Installation
+from vllm_eagle3_patch.transaction.commit import revert, unfinished
+from vllm_eagle3_patch.transaction.state import lock, lock_holder
+from vllm_eagle3_patch.transaction.state.lock_holder import LONGEST_RUN_NS
 
 __all__ = ["in_memory"]  # a fixture
 
@@ -247,5 +247,5 @@ def test_a_command_that_saw_half_of_another_run_looks_again(
             (site_packages / "a name").rmdir()
         return assessment._replace(manifest=None)
 
-    monkeypatch.setattr(commands, "classify", classify_half)
+    monkeypatch.setattr("vllm_eagle3_patch.commands.apply.classify", classify_half)
     assert run("revert", "--site-packages", site_packages).exit_code == code

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vllm_eagle3_patch.errors import PatchError
+from vllm_eagle3_patch.ground.errors import PatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -6,17 +6,17 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch import matrix
 from vllm_eagle3_patch.doctor.checkpoint import Checkpoint, CheckpointError, read_draft, read_target
 from vllm_eagle3_patch.doctor.diagnosis import Diagnosis
-from vllm_eagle3_patch.doctor.engine import Engine
 from vllm_eagle3_patch.doctor.situation import Situation
-from vllm_eagle3_patch.errors import UnsupportedError, VllmNotFoundError
+from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.ground.errors import UnsupportedError, VllmNotFoundError
+from vllm_eagle3_patch.vllm_source.engine import Engine
 
 if TYPE_CHECKING:
-    from vllm_eagle3_patch.commands import Where
+    from vllm_eagle3_patch.commands.apply import Where
     from vllm_eagle3_patch.doctor.serve_options import ServeOptions
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def _of_matrix(name: str) -> Read:
 
 
 def _installed(where: Where, target: Checkpoint) -> Read:
-    from vllm_eagle3_patch.classify import identify
-    from vllm_eagle3_patch.doctor.release_reading import read
-    from vllm_eagle3_patch.sources import Sources
+    from vllm_eagle3_patch.assess.classify import identify
+    from vllm_eagle3_patch.vllm_source.read_engine import read
+    from vllm_eagle3_patch.vllm_source.sources import Sources
 
     try:
         installation = where.find()

@@ -13,8 +13,8 @@ from vllm_eagle3_patch.doctor.serve_options import DEFAULT_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vllm_eagle3_patch.doctor.engine import Engine
     from vllm_eagle3_patch.doctor.situation import Situation
+    from vllm_eagle3_patch.vllm_source.engine import Engine
 
 SCHEMA = 1
 OK, RISKY, BROKEN = "ok", "risky", "broken"

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.doctor.checkpoint import CONFIG, CheckpointError
-from vllm_eagle3_patch.doctor.engine import NESTED
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
 from vllm_eagle3_patch.doctor.layers import AMBIGUOUS, CONVENTION, LAYER_IDS
 from vllm_eagle3_patch.doctor.rules.draft_config import remote_files
 from vllm_eagle3_patch.doctor.situation import METHOD, THREE
-from vllm_eagle3_patch.errors import NotWritableError
+from vllm_eagle3_patch.ground.errors import NotWritableError
+from vllm_eagle3_patch.vllm_source.engine import NESTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

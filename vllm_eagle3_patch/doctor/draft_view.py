@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.doctor.checkpoint import Checkpoint
-    from vllm_eagle3_patch.doctor.engine import Engine
+    from vllm_eagle3_patch.vllm_source.engine import Engine
 
 LAYERS = "transformer_layer_config"
 BY_DEFAULT = {"norm_before_residual": True}

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.doctor.draft_view import is_speculators
-from vllm_eagle3_patch.doctor.engine import DEFAULT_LAYERS, LOST, NESTED, NESTED_SHORT, TOP
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
+from vllm_eagle3_patch.vllm_source.engine import DEFAULT_LAYERS, LOST, NESTED, NESTED_SHORT, TOP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vllm_eagle3_patch.doctor.checkpoint import Checkpoint
-    from vllm_eagle3_patch.doctor.engine import Engine
+    from vllm_eagle3_patch.vllm_source.engine import Engine
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 CONVENTION = f"{LAYER_IDS}_convention"
@@ -220,7 +220,7 @@ def _stated_in_config(draft: Checkpoint) -> Any:
 
 
 def _converted(draft: Checkpoint, ids: tuple[int, ...]) -> bool:
-    """The rule of the patch ``aux-layer-ids`` (vllm_eagle3_patch/layer_ids.py)."""
+    """The rule of the patch ``aux-layer-ids`` (patches/_layer_ids.py)."""
     said = _stated_in_config(draft)
     if said is not None:
         return bool(said == OUTPUT)

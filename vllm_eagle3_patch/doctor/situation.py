@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.doctor.checkpoint import CONFIG
 from vllm_eagle3_patch.doctor.draft_view import as_vllm_sees
-from vllm_eagle3_patch.doctor.engine import DEFAULT_LAYERS, DraftClass, TargetClass
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
 from vllm_eagle3_patch.doctor.layers import Layers, find_layers
 from vllm_eagle3_patch.doctor.serve_options import DEFAULT_TOKENS
-from vllm_eagle3_patch.family import FAMILY, FamilyModel
+from vllm_eagle3_patch.ground.family import FAMILY, FamilyModel
+from vllm_eagle3_patch.vllm_source.engine import DEFAULT_LAYERS, DraftClass, TargetClass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from vllm_eagle3_patch.doctor.checkpoint import Checkpoint
-    from vllm_eagle3_patch.doctor.engine import Engine, NewerRunner
     from vllm_eagle3_patch.doctor.serve_options import ServeOptions
+    from vllm_eagle3_patch.vllm_source.engine import Engine, NewerRunner
 
 METHOD = "eagle3"
 THREE = 3

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.doctor.engine import LOST, NESTED, NESTED_SHORT, TOP
 from vllm_eagle3_patch.doctor.finding import ERROR, INFO, WARNING, Finding, report, rule
 from vllm_eagle3_patch.doctor.layers import (
     AMBIGUOUS,
@@ -22,6 +21,7 @@ from vllm_eagle3_patch.doctor.layers import (
     listed,
     places,
 )
+from vllm_eagle3_patch.vllm_source.engine import LOST, NESTED, NESTED_SHORT, TOP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

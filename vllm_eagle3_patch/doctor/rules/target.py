@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch import matrix
-from vllm_eagle3_patch.doctor.engine import Engine
 from vllm_eagle3_patch.doctor.finding import ERROR, WARNING, Finding, report, rule
+from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.vllm_source.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

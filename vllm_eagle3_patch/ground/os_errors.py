@@ -1,0 +1,79 @@
+"""What the system refuses, said so that a user knows what to do."""
+
+import errno
+import os
+import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_eagle3_patch.ground.errors import NotWritableError
+
+_HINTS = {
+    "read-only": "remount the file system for writing, or patch where it is built (an image)",
+    "disk-full": "free some space (see df and quota), then run it again",
+    "open-files": "raise the limit of open files (ulimit -n), then run it again",
+    "io-error": "look into the system's log: the disk or its server may be failing",
+    "linked-folder": "act on the folder that the link leads to, with --site-packages",
+}
+_CODES = {
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.EROFS: "read-only",
+    errno.ENOSPC: "disk-full",
+    errno.EDQUOT: "disk-full",
+    errno.EMFILE: "open-files",
+    errno.ENFILE: "open-files",
+    errno.EIO: "io-error",
+    errno.ELOOP: "linked-folder",
+    errno.ENOTDIR: "linked-folder",
+}
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn an ``OSError`` into a ``NotWritableError`` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise not_writable(error) from error
+
+
+def not_writable(error: OSError) -> NotWritableError:
+    """Say what the system refused and what to do about it."""
+    code = _CODES.get(error.errno or 0, NotWritableError.default_code)
+    name = error.filename
+    path = Path(os.fsdecode(name)) if isinstance(name, (str, bytes)) else Path()
+    reason = error.strerror or str(error) or type(error).__name__
+    if code == "permission":
+        hint = _who_may_write(path)
+    else:
+        hint = _HINTS.get(code, "mend what the system reports, then run it again")
+    return NotWritableError(f"{one_line(path)}: {reason}", hint, code)
+
+
+def one_line(path: os.PathLike[str] | str) -> str:
+    """Return a path so that it can be printed anywhere, on one line."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def _who_may_write(path: Path) -> str:
+    user = user_name(os.geteuid())
+    for folder in path.parents:
+        try:
+            owner = user_name(folder.stat().st_uid)
+        except OSError:
+            continue  # Not there, or not to be looked into: the next one up tells.
+        if owner == user:
+            return f"{one_line(folder)} is yours ({user}): make it writable (chmod, chattr)"
+        return f"{one_line(folder)} belongs to {owner} and you are {user}: run it as {owner}"
+    return f"you are {user}: run it as the user who installed vLLM"
+
+
+def user_name(number: int) -> str:
+    """Return a user's name, or the number where there is no name for it."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"

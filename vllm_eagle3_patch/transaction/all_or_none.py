@@ -1,0 +1,163 @@
+"""Carrying out a run: written down first, then done as a whole or undone as a whole."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.errors import NotWritableError, VerificationError
+from vllm_eagle3_patch.ground.folder import Folder
+from vllm_eagle3_patch.ground.os_errors import not_writable
+from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
+from vllm_eagle3_patch.transaction.file_swap import Site, current_digest, keep, swap
+from vllm_eagle3_patch.transaction.git_exclude import add_exclude
+from vllm_eagle3_patch.transaction.recovery import (
+    conclude,
+    finish,
+    is_complete,
+    recover_in,
+    settle,
+    write_document,
+)
+from vllm_eagle3_patch.transaction.state import readme
+from vllm_eagle3_patch.transaction.state.journal import Journal
+from vllm_eagle3_patch.transaction.state.layout import (
+    COPIES,
+    EDITED,
+    FOLDER,
+    JOURNAL,
+    ORIGINALS,
+    PREVIOUS,
+    folder_mode,
+    opened_in,
+)
+from vllm_eagle3_patch.transaction.state.lock import Hold
+from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_in
+
+
+def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> None:
+    """Do what a journal says.
+
+    Args:
+        hold: The lock.
+        journal: What is about to happen.
+        action: Replaces the files and checks them; raises if that fails.
+
+    Raises:
+        PatchError: What ``action`` raised; everything was rolled back.
+        NotWritableError: Something could not be written and everything was rolled back, or rolling
+            back failed too (code ``rollback-failed``): the next run does it.
+        OSError: As ``NotWritableError``; the lock's context explains it.
+    """
+    root = hold.root
+    try:
+        with _begun(root, journal) as state:
+            site = Site(root, state, journal)
+            action(site)
+            hold.confirm()
+            conclude(site)
+            finish(site)
+    except BaseException as error:
+        try:
+            hold.confirm()
+            recover_in(root)
+        except (OSError, MemoryError) as second:
+            raise NotWritableError(
+                f"{_reason(error)}; rolling back failed too: {_reason(second)}",
+                "mend that, then run apply or revert: either ends the interrupted run first",
+                code="rollback-failed",
+            ) from error
+        # Once it is complete, a failure to tidy up that did not last is none.
+        if not isinstance(error, OSError) or not is_complete(root, journal):
+            raise
+
+
+@dataclass(frozen=True)
+class KeptAside:
+    """A file that someone had edited and that was replaced all the same.
+
+    Args:
+        path: The file, relative to the root.
+        copy: Where a copy of it is, relative to the root.
+    """
+
+    path: str
+    copy: str
+
+    @classmethod
+    def all_of(cls, journal: Journal) -> tuple["KeptAside", ...]:
+        """Return what a run keeps aside."""
+        return tuple(
+            cls(file.path, f"{FOLDER}/{journal.aside(file.path)}")
+            for file in journal.files
+            if file.aside
+        )
+
+
+def manifest_of(root: Folder) -> Manifest | None:
+    """Return the manifest of an installation, None if there is no state.
+
+    Raises:
+        StateCorruptError: The state cannot be trusted.
+    """
+    if root.status(FOLDER) is None:
+        return None
+    with opened_in(root) as state:
+        return manifest_in(state)
+
+
+def next_run(root: Folder, manifest: Manifest | None) -> int:
+    """Return the number of a run under which nothing is kept yet."""
+    taken = set() if manifest is None else {str(manifest.run)}
+    if root.status(FOLDER) is not None:
+        with opened_in(root) as state:
+            for shelf in {ORIGINALS, COPIES, PREVIOUS, EDITED} & set(state.names()):
+                with state.below(shelf) as folder:
+                    taken.update(folder.names())
+    return next(number for number in count(1) if str(number) not in taken)
+
+
+def replace_all(site: Site, hold: Hold) -> None:
+    """Keep what a run replaces, swap it, read back what is there then, and write the manifest.
+
+    Raises:
+        ModifiedFileError: A file was changed by someone else meanwhile.
+        VerificationError: A file does not hold what it should.
+        OSError: Something cannot be written.
+    """
+    for file in site.journal.files:
+        keep(site, file)
+    for file in site.journal.files:
+        hold.confirm()
+        swap(site, file)
+    for file in site.journal.files:
+        remove_bytecode(site.root, file.path)
+    for file in site.journal.files:
+        if current_digest(site.root, file.path) != file.after:
+            raise VerificationError(
+                f"{file.path} does not hold what was written; everything was rolled back",
+                "look into the system's log, and for other programs that change this file",
+            )
+    settle(site, site.journal.after)
+
+
+def _begun(root: Folder, journal: Journal) -> Folder:
+    if root.status(FOLDER) is None:
+        filesystem.make_directory(root, FOLDER, folder_mode(root))
+        filesystem.sync_directory(root)
+    state = opened_in(root)
+    try:
+        if state.status(readme.NAME) is None:
+            write_document(root, state, readme.NAME, readme.TEXT.encode())
+        write_document(root, state, JOURNAL, journal.encoded())
+        add_exclude(root)
+    except BaseException:
+        state.close()
+        raise
+    return state
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return not_writable(error).message
+    return str(error) or type(error).__name__

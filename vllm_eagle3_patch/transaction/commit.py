@@ -1,0 +1,224 @@
+"""Changing an installed vLLM: all files or none, and back again."""
+
+import stat
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vllm_eagle3_patch.ground.errors import ModifiedFileError, PatchError, VerificationError
+from vllm_eagle3_patch.ground.folder import Folder, Snapshot
+from vllm_eagle3_patch.transaction.all_or_none import (
+    KeptAside,
+    carry_out,
+    manifest_of,
+    next_run,
+    replace_all,
+)
+from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
+from vllm_eagle3_patch.transaction.file_swap import Site, changed_meanwhile, current_digest, stage
+from vllm_eagle3_patch.transaction.recovery import RecoveryResult, recover, recover_in
+from vllm_eagle3_patch.transaction.revert import RevertResult, revert
+from vllm_eagle3_patch.transaction.state.documents import safe_path
+from vllm_eagle3_patch.transaction.state.journal import APPLY, Journal, Replacement, unfinished
+from vllm_eagle3_patch.transaction.state.lock import Hold, exclusive
+from vllm_eagle3_patch.transaction.state.manifest import Manifest, ManifestEntry, digest_of
+
+__all__ = [
+    "Change",
+    "CommitResult",
+    "Journal",
+    "KeptAside",
+    "RecoveryResult",
+    "RevertResult",
+    "commit",
+    "drop_bytecode",
+    "recover",
+    "revert",
+    "unfinished",
+]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to become of one file.
+
+    Args:
+        path: Relative to the root, with forward slashes.
+        expected: The SHA-256, in hex, of the bytes that must be there now.
+        after: What is to be there.
+        patches: The names of the patches in it.
+        keep_aside: For a file of ours that someone edited: keep a copy of the edited bytes. The
+            original stays the recorded one. Without it, a file that is not as we left it
+            counts as newly installed: what is there becomes the original.
+        made_of: The SHA-256 of the original that what is there was made of, if we made it: as long
+            as that is the recorded one, it stays that, whatever the manifest says was written.
+    """
+
+    path: str
+    expected: str
+    after: bytes
+    patches: tuple[str, ...]
+    keep_aside: bool = False
+    made_of: str | None = None
+
+
+@dataclass(frozen=True)
+class CommitResult:
+    """What ``commit`` did.
+
+    Args:
+        changed: The files that were replaced.
+        kept_aside: Where copies of edited files are.
+        recovered: What became of an interrupted run that was found.
+        manifest: What the state folder says now.
+    """
+
+    changed: tuple[str, ...]
+    kept_aside: tuple[KeptAside, ...]
+    recovered: RecoveryResult | None
+    manifest: Manifest | None
+
+
+def commit(
+    root: Path,
+    changes: Sequence[Change],
+    *,
+    tool_version: str,
+    vllm_version: str,
+    release: str | None,
+    check: Callable[[], None] | None = None,
+    stale: Collection[str] = (),
+) -> CommitResult:
+    """Change all these files or none.
+
+    An interrupted run is ended first. Then a journal is written, every new file is staged beside
+    the old one and every old one kept, all synced; the files are swapped, read back and
+    compared, the manifest is written, and ``check`` is run. Whatever fails until then, an
+    interruption included, everything is rolled back.
+
+    Args:
+        root: The folder that holds the package folder ``vllm``.
+        changes: The files; one that holds its new content already is left as it is.
+        tool_version: The version of this tool.
+        vllm_version: The version of vLLM, as its distribution says.
+        release: The release in the matrix, None for an unknown one.
+        check: Called when all files are in place; what it raises rolls them back.
+        stale: Paths in the manifest that are not ours any more (vLLM was installed anew): what was
+            kept of them is dropped.
+
+    Raises:
+        ModifiedFileError: A file is not as expected, or missing.
+        VerificationError: The result is not as planned, or ``check`` failed.
+        PatchError: What ``check`` raised, if it is one.
+        StateCorruptError: The state cannot be trusted.
+        NotWritableError: Another run is at work, or something cannot be written.
+    """
+    paths = [change.path for change in changes]
+    if not all(map(safe_path, paths)) or len(set(paths)) != len(paths):
+        raise ValueError(f"not distinct relative paths in the package: {paths}")
+    with exclusive(root) as hold:
+        recovered = recover_in(hold.root)
+        manifest = manifest_of(hold.root)
+        found = {change.path: _expected(hold.root, change) for change in changes}
+        effective = [change for change in changes if digest_of(change.after) != change.expected]
+        dropped = _no_longer_ours(hold.root, manifest, stale)
+        if not effective and not dropped:
+            return CommitResult((), (), recovered, manifest)
+        run = next_run(hold.root, manifest)
+        entries = {p: e for p, e in manifest.files.items() if p not in dropped} if manifest else {}
+        files = tuple(_replacement(change, entries.get(change.path)) for change in effective)
+        for change in effective:
+            entries[change.path] = _entry(
+                hold.root, change, found[change.path], entries.get(change.path), run
+            )
+        after = Manifest(tool_version, vllm_version, release, run, entries)
+        journal = Journal(APPLY, tool_version, run, manifest, after, files)
+        carry_out(hold, journal, lambda site: _replace_all(site, hold, effective, check))
+        changed = tuple(file.path for file in files)
+        return CommitResult(changed, KeptAside.all_of(journal), recovered, after)
+
+
+def drop_bytecode(root: Path, paths: Sequence[str]) -> None:
+    """Remove the compiled files of these sources (see ``remove_bytecode``).
+
+    Raises:
+        NotWritableError: Another run is at work, or one that would be used may not be removed.
+    """
+    with exclusive(root) as hold:
+        for path in paths:
+            remove_bytecode(hold.root, path)
+
+
+def _replacement(change: Change, entry: ManifestEntry | None) -> Replacement:
+    edited = entry is not None and entry.written != change.expected
+    aside = change.keep_aside and edited
+    return Replacement(change.path, change.expected, digest_of(change.after), aside)
+
+
+def _entry(
+    root: Folder, change: Change, found: Snapshot, entry: ManifestEntry | None, run: int
+) -> ManifestEntry:
+    written = digest_of(change.after)
+    if entry is not None and (
+        change.keep_aside or change.made_of == entry.original or change.expected == entry.written
+    ):
+        return replace(entry, written=written, patches=change.patches)
+    parent, _, name = change.path.rpartition("/")
+    with root.below(parent) as folder:
+        symlink = folder.link_text(name)
+    status = found.status
+    return ManifestEntry(
+        path=change.path,
+        original=change.expected,
+        written=written,
+        patches=change.patches,
+        kept=run,
+        symlink=symlink,
+        mode=stat.S_IMODE(status.st_mode),
+        owner=(status.st_uid, status.st_gid),
+        times=(status.st_atime_ns, status.st_mtime_ns),
+    )
+
+
+def _replace_all(
+    site: Site, hold: Hold, changes: Sequence[Change], check: Callable[[], None] | None
+) -> None:
+    for change in changes:
+        stage(site, change.path, change.after)
+    replace_all(site, hold)
+    try:
+        if check is not None:
+            check()
+    except PatchError:
+        raise
+    except Exception as error:
+        raise VerificationError(
+            f"verification failed, everything was rolled back: {error or type(error).__name__}",
+            "run verify by itself to see more",
+        ) from error
+
+
+def _expected(root: Folder, change: Change) -> Snapshot:
+    """Return what is at a path, if it is what the change expects."""
+    parent, _, name = change.path.rpartition("/")
+    try:
+        with root.below(parent) as folder:
+            snapshot = folder.snapshot(name, follow=True)
+    except FileNotFoundError as error:
+        raise ModifiedFileError(
+            f"{change.path} is missing", "reinstall vLLM, then run it again", code="missing"
+        ) from error
+    if digest_of(snapshot.data) != change.expected:
+        raise changed_meanwhile(change.path)
+    return snapshot
+
+
+def _no_longer_ours(
+    root: Folder, manifest: Manifest | None, stale: Collection[str]
+) -> frozenset[str]:
+    entries = manifest.files if manifest else {}
+    return frozenset(
+        path
+        for path in stale
+        if path in entries and current_digest(root, path) != entries[path].written
+    )

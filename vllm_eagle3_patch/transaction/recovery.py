@@ -1,0 +1,233 @@
+"""Ending an interrupted run: it is undone, or tidied up if it was complete.
+
+A run is complete once its journal is concluded, the manifest it was to leave is there and no file
+is as the run found it. One that is not is undone, ``revert`` as well as ``apply``. What is there
+tells how far it came, so ending a run may itself be interrupted anywhere and started again.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.errors import PatchError
+from vllm_eagle3_patch.ground.folder import Attributes, Folder
+from vllm_eagle3_patch.ground.os_errors import explained
+from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
+from vllm_eagle3_patch.transaction.file_swap import Site, current_digest, put_back, unstage
+from vllm_eagle3_patch.transaction.git_exclude import remove_exclude
+from vllm_eagle3_patch.transaction.state import lock, readme
+from vllm_eagle3_patch.transaction.state.journal import (
+    APPLY,
+    Journal,
+    Replacement,
+    is_concluded,
+    journal_in,
+)
+from vllm_eagle3_patch.transaction.state.layout import (
+    CONCLUDED,
+    COPIES,
+    EDITED,
+    FOLDER,
+    JOURNAL,
+    MANIFEST,
+    ORIGINALS,
+    PREVIOUS,
+    discard,
+    document_in,
+    folder_mode,
+    opened_in,
+)
+from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_bytes
+
+_DOCUMENTS = (readme.NAME, MANIFEST, JOURNAL)
+_NEW = ".new"
+
+
+@dataclass(frozen=True)
+class RecoveryResult:
+    """What became of an interrupted run.
+
+    Args:
+        operation: What it was: ``apply`` or ``revert``.
+        outcome: ``rolled-back``, or ``completed`` if it only had to be tidied up.
+        restored: The files that were put back as the run had found them.
+        left_alone: Files that someone else changed after the run had replaced them.
+    """
+
+    operation: str
+    outcome: str
+    restored: tuple[str, ...] = ()
+    left_alone: tuple[str, ...] = ()
+
+
+def recover(root: Path) -> RecoveryResult | None:
+    """End an interrupted run, if there is one.
+
+    Raises:
+        StateCorruptError: The state cannot be trusted.
+        NotWritableError: Another run is at work, or something cannot be written.
+    """
+    with explained():
+        with Folder.at(root) as folder:
+            needed = lock.leftovers(folder) or _needs_recovery(folder)
+        if not needed:
+            return None
+        with lock.exclusive(root) as hold:
+            return recover_in(hold.root)
+
+
+def recover_in(root: Folder) -> RecoveryResult | None:
+    """End an interrupted run; the caller holds the lock. Raises as ``recover`` does."""
+    if root.status(FOLDER) is None:
+        return None
+    with opened_in(root) as state:
+        journal = journal_in(state)
+        for name in _DOCUMENTS:
+            filesystem.remove(state, name + _NEW)
+        if journal is None:
+            if _holds_nothing(state):
+                _dissolve(root, state)
+                _end(root, state)
+            return None
+        site = Site(root, state, journal)
+        if is_concluded(state) and is_complete(root, journal):
+            finish(site)
+            return RecoveryResult(journal.operation, "completed")
+        return _roll_back(site)
+
+
+def is_complete(root: Folder, journal: Journal) -> bool:
+    """Whether all is as a run was to leave it, but for tidying up."""
+    manifest = None
+    if root.status(FOLDER) is not None:
+        with opened_in(root) as state:
+            manifest = document_in(state, MANIFEST)
+    return manifest == manifest_bytes(journal.after) and not any(
+        current_digest(root, file.path) == file.before != file.after for file in journal.files
+    )
+
+
+def settle(site: Site, manifest: Manifest | None) -> None:
+    """Have this manifest in the state folder, or none."""
+    data = manifest_bytes(manifest)
+    if data is None:
+        if filesystem.remove(site.state, MANIFEST):
+            filesystem.sync_directory(site.state)
+    elif data != document_in(site.state, MANIFEST):
+        write_document(site.root, site.state, MANIFEST, data)
+
+
+def conclude(site: Site) -> None:
+    """Say that the run is done: from here on it is not undone any more, only tidied up."""
+    filesystem.replace(site.state, JOURNAL, site.state, CONCLUDED)
+
+
+def finish(site: Site) -> None:
+    """Remove what a complete run does not need any more, its journal at last."""
+    # That it is done must be on disk before the first thing goes that undoing it would need.
+    filesystem.sync_directory(site.state)
+    journal = site.journal
+    for file in journal.files:
+        if not journal.keeps_original(file.path):
+            discard(site.state, journal.shelf(file.path))
+    for entry in journal.dropped():
+        for shelf in (ORIGINALS, COPIES):
+            discard(site.state, f"{shelf}/{entry.kept}/{entry.path}")
+    if journal.after is None:
+        _dissolve(site.root, site.state)
+    _end(site.root, site.state)
+
+
+def write_document(root: Folder, state: Folder, name: str, data: bytes) -> None:
+    """Write one of our own files, all of it or nothing."""
+    filesystem.remove(state, name + _NEW)
+    filesystem.write_new_file(state, name + _NEW, data, Attributes(folder_mode(root) & 0o644))
+    filesystem.replace(state, name + _NEW, state, name)
+    filesystem.sync_directory(state)
+
+
+def _roll_back(site: Site) -> RecoveryResult:
+    journal = site.journal
+    outcomes: dict[str, str] = {}
+    failure: OSError | PatchError | None = None
+    for file in reversed(journal.files):
+        # One that cannot be undone now is no reason to leave the others as they are.
+        try:
+            outcomes[file.path] = _undo(site, file)
+        except (OSError, PatchError) as error:
+            failure = failure or error
+    restored = tuple(path for path, outcome in outcomes.items() if outcome == "restored")
+    foreign = tuple(path for path, outcome in outcomes.items() if outcome == "foreign")
+    for path in restored:
+        remove_bytecode(site.root, path)
+    if failure is not None:
+        raise failure
+    manifest = _with_retained(journal, foreign)
+    settle(site, manifest)
+    for file in journal.files:
+        if not (journal.keeps_original(file.path) and file.path in foreign):
+            discard(site.state, journal.shelf(file.path))
+            if journal.keeps_original(file.path):
+                discard(site.state, journal.copy(file.path))
+        if file.aside and file.path not in foreign:
+            discard(site.state, journal.aside(file.path))
+    if manifest is None:
+        _dissolve(site.root, site.state)
+    _end(site.root, site.state)
+    return RecoveryResult(journal.operation, "rolled-back", restored[::-1], foreign[::-1])
+
+
+def _undo(site: Site, file: Replacement) -> str:
+    if file.before is not None:
+        return put_back(site, file)
+    # A deleted file that is back stays: it is the original, and nothing was there to go back to.
+    unstage(site, file.path)
+    return "untouched"
+
+
+def _with_retained(journal: Journal, foreign: tuple[str, ...]) -> Manifest | None:
+    """Return the manifest before a run, with the originals of files that stay changed.
+
+    What is in the place of such a file is not ours, but its original must not be lost.
+    """
+    if journal.operation != APPLY or journal.after is None:
+        return journal.before
+    retained = {path: journal.after.files[path] for path in foreign if journal.keeps_original(path)}
+    if not retained:
+        return journal.before
+    before = journal.before.files if journal.before else {}
+    return replace(journal.after, files={**before, **retained})
+
+
+def _needs_recovery(root: Folder) -> bool:
+    if root.status(FOLDER) is None:
+        return False
+    with opened_in(root) as state:
+        names = set(state.names())
+        unwritten = {name + _NEW for name in _DOCUMENTS}
+        return bool(names & (unwritten | {JOURNAL, CONCLUDED})) or _holds_nothing(state)
+
+
+def _holds_nothing(state: Folder) -> bool:
+    """Whether there is nothing in the state folder that anybody could miss."""
+    return not set(state.names()) & {MANIFEST, ORIGINALS, COPIES, EDITED}
+
+
+def _dissolve(root: Folder, state: Folder) -> None:
+    """Remove all that a state folder holds but its journal and what was kept aside."""
+    for shelf in (PREVIOUS, ORIGINALS, COPIES):
+        filesystem.remove_tree(state, shelf)
+    if EDITED not in state.names():
+        filesystem.remove(state, readme.NAME)
+        remove_exclude(root)
+
+
+def _end(root: Folder, state: Folder) -> None:
+    """Remove the journal, and the state folder if it is empty then."""
+    # Nothing that is removed may come back once nothing says any more that it is to go.
+    filesystem.sync_directory(state)
+    filesystem.remove(state, CONCLUDED)
+    filesystem.remove(state, JOURNAL)
+    filesystem.sync_directory(state)
+    if filesystem.remove_directory(root, FOLDER):
+        filesystem.sync_directory(root)

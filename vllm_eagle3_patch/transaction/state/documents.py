@@ -1,0 +1,172 @@
+"""Reading JSON that anybody may have damaged or forged: every field is checked before use."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from vllm_eagle3_patch.ground.errors import PatchError
+
+SCHEMA = 1
+LARGEST_NUMBER = 2**63 - 1
+LATEST_TIME_NS = LARGEST_NUMBER * 10**9
+LARGEST_DOCUMENT = 16 * 2**20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PATH = re.compile(r"vllm(/[^/\0]+)+")
+
+
+class StateCorruptError(PatchError):
+    """What our state folder holds is damaged, incomplete or forged."""
+
+    exit_code = 5
+    default_code = "state-corrupt"
+
+
+class UnsafeStateError(StateCorruptError):
+    """Our state folder is a link, or belongs to someone whose word does not count here."""
+
+    default_code = "state-unsafe"
+
+
+def safe_path(path: str) -> bool:
+    """Whether a path is relative, in the package folder and without ``.`` and ``..``."""
+    return bool(_PATH.fullmatch(path)) and not {".", ".."} & set(path.split("/"))
+
+
+def encode(document: dict[str, object]) -> bytes:
+    """Return the bytes of a document; equal documents give equal bytes."""
+    return json.dumps(document, indent=1, sort_keys=True).encode("ascii") + b"\n"
+
+
+def decode(data: bytes, where: str, restore: str) -> "Fields":
+    """Read a document that ``encode`` wrote, of a schema that this version knows.
+
+    Args:
+        data: The bytes.
+        where: What to call it in messages.
+        restore: What to do if it cannot be read.
+
+    Raises:
+        StateCorruptError: It is no such document, or a newer version wrote it.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StateCorruptError(f"{where} is damaged: it is not valid JSON", restore) from error
+    fields = Fields(value, where, restore)
+    schema = fields.number("schema")
+    if schema > SCHEMA:
+        raise StateCorruptError(
+            f"{where} was written by a newer version of this tool (schema {schema})",
+            "use that version, or a newer one",
+            code="state-newer",
+        )
+    if schema < 1:
+        raise fields.wrong("schema")
+    return fields
+
+
+def _has_bytes(text: str) -> bool:
+    """Whether the system has bytes for a text: not for each half of a surrogate pair."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Fields:
+    """A JSON object whose fields are checked as they are taken.
+
+    Each method raises ``StateCorruptError`` for a field that is missing or not as it must be.
+    """
+
+    def __init__(self, value: object, where: str, restore: str) -> None:
+        self._where = where
+        self._restore = restore
+        if not isinstance(value, dict):
+            raise StateCorruptError(f"{where} is damaged: no object where one must be", restore)
+        self._value: dict[str, Any] = value
+
+    def wrong(self, key: str) -> StateCorruptError:
+        """Return the error that says that a field is not as it must be."""
+        return StateCorruptError(f"{self._where} is damaged: {key!a}", self._restore)
+
+    def text(self, key: str) -> str:
+        """Return a string that could be the name of a file."""
+        value = self._value.get(key)
+        if not isinstance(value, str) or "\0" in value or not _has_bytes(value):
+            raise self.wrong(key)
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        """Return a string, or None where null is written."""
+        if key in self._value and self._value[key] is None:
+            return None
+        return self.text(key)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings."""
+        value = self._value.get(key)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self.wrong(key)
+        return tuple(value)
+
+    def one_of(self, key: str, *known: str) -> str:
+        """Return a string that is one of those known."""
+        if self.text(key) not in known:
+            raise self.wrong(key)
+        return self.text(key)
+
+    def digest(self, key: str) -> str:
+        """Return a SHA-256 digest in hex."""
+        if not _DIGEST.fullmatch(self.text(key)):
+            raise self.wrong(key)
+        return self.text(key)
+
+    def optional_digest(self, key: str) -> str | None:
+        """Return a SHA-256 digest in hex, or None where null is written."""
+        return None if self.optional_text(key) is None else self.digest(key)
+
+    def path(self, key: str) -> str:
+        """Return the path of a file in the package folder."""
+        if not safe_path(self.text(key)):
+            raise self.wrong(key)
+        return self.text(key)
+
+    def number(self, key: str, largest: int = LARGEST_NUMBER) -> int:
+        """Return a whole number from 0 to ``largest``."""
+        value = self._value.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
+            raise self.wrong(key)
+        return value
+
+    def time(self, key: str) -> int:
+        """Return nanoseconds since 1970, or before it, that a system can give to a file."""
+        value = self._value.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or abs(value) > LATEST_TIME_NS:
+            raise self.wrong(key)
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Return true or false."""
+        value = self._value.get(key)
+        if not isinstance(value, bool):
+            raise self.wrong(key)
+        return value
+
+    def inner(self, key: str) -> "Fields":
+        """Return an object within this one."""
+        return Fields(self._value.get(key), self._where, self._restore)
+
+    def optional_inner(self, key: str) -> "Fields | None":
+        """Return an object within this one, or None where null is written."""
+        return None if key in self._value and self._value[key] is None else self.inner(key)
+
+    def each(self, key: str) -> Iterator["Fields"]:
+        """Return the objects of a list."""
+        value = self._value.get(key)
+        if not isinstance(value, list):
+            raise self.wrong(key)
+        return (Fields(item, self._where, self._restore) for item in value)

@@ -1,0 +1,338 @@
+"""Verify: import the patched modules where the server would, and run what EAGLE-3 needs of them.
+
+Everything else here reads vLLM's source. This starts the server's interpreter, which imports vLLM
+and runs its real classes on stand-ins (proof.py, which that interpreter runs).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_eagle3_patch.ground.errors import VllmNotFoundError, WrongUsageError
+from vllm_eagle3_patch.ground.family import FAMILY, MODELS
+from vllm_eagle3_patch.installation.interpreter import Question, answer_to, as_path
+from vllm_eagle3_patch.installation.site_packages import one_line, shell_word
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from vllm_eagle3_patch.assess.classify import Assessment
+    from vllm_eagle3_patch.assess.model_facts import ModelFacts
+    from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.installation.find import Installation
+
+# What vLLM and what it imports would write to while they are imported. Each is a variable that
+# names a folder, which is then in the temporary folder.
+_PRIVATE = (
+    "FLASHINFER_WORKSPACE_BASE",
+    "HF_HOME",
+    "MPLCONFIGDIR",
+    "NUMBA_CACHE_DIR",
+    "TMPDIR",  # torch.distributed leaves a file there unless Python ends in an orderly way
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "VLLM_CACHE_ROOT",
+    "VLLM_CONFIG_ROOT",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+)
+_SETTINGS = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+
+_LARGEST_OUTPUT = 64 * 1024 * 1024
+_SEE_WHY = "see why: {python} -c 'import vllm'"
+_HINTS = {
+    "shared-library": "install the torch and the system libraries that this vLLM was built for",
+    "missing-module": "install what this vLLM requires",
+}
+
+_OUTER = f"{MODELS}/deepseek_v2.py:DeepseekV2ForCausalLM"
+# The class of a wrapper's language model, where it is not that one.
+_LANGUAGE_MODELS = {
+    "PixtralForConditionalGeneration": f"{MODELS}/mistral_large_3.py:MistralLarge3ForCausalLM",
+    "Dots3NoteForCausalLM": (
+        "vllm/models/dots3_note/nvidia/model.py:Dots3NoteLanguageModelForCausalLM"
+    ),
+}
+
+# The patches that capture ids 0 and n, which vLLM's own code does not in every release.
+_CAPTURE_ALL_IDS = {"aux-layer-bounds", "deepseek-v2"}
+
+CENTRAL = "aux-hidden-states"
+"""The check without which nothing is proven of a model."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """How one check ended.
+
+    Attributes:
+        name: Its name, such as ``interface``.
+        ok: Whether what it asserts holds; None if it does not apply or could not be run here.
+        detail: What was seen, or why there was nothing to see, on one line.
+    """
+
+    name: str
+    ok: bool | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """What was found of one model.
+
+    Attributes:
+        architecture: Its name in vLLM's registry.
+        checks: Its checks, in the order in which they were made.
+    """
+
+    architecture: str
+    checks: tuple[CheckResult, ...]
+
+    @property
+    def proven(self) -> tuple[CheckResult, ...]:
+        """The checks that hold."""
+        return tuple(check for check in self.checks if check.ok)
+
+    @property
+    def failed(self) -> tuple[CheckResult, ...]:
+        """The checks that do not hold."""
+        return tuple(check for check in self.checks if check.ok is False)
+
+    @property
+    def applicable(self) -> tuple[CheckResult, ...]:
+        """The checks that say something of it; all of them if its class could not be tried."""
+        return (*self.proven, *self.failed) if self.loaded else self.checks
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its class could be tried at all; ``import`` is the first check."""
+        return not self.checks or self.checks[0].ok is not None
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether every check holds; None if none fails but its forward could not be run."""
+        if self.failed:
+            return False
+        return True if any(check.name == CENTRAL for check in self.proven) else None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What running the installation's own code showed.
+
+    Attributes:
+        seconds: How long all of it took.
+        import_seconds: How long importing torch and vLLM took, of that.
+        gpu_context: Whether a GPU context was made; it is not meant to.
+        models: The models in question.
+    """
+
+    seconds: float
+    import_seconds: float
+    gpu_context: bool
+    models: tuple[ModelResult, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As the JSON of a report has it."""
+        return {
+            "seconds": self.seconds,
+            "import_seconds": self.import_seconds,
+            "gpu_context": self.gpu_context,
+            "models": [
+                {
+                    "architecture": model.architecture,
+                    "ok": model.ok,
+                    "checks": [
+                        {"name": check.name, "ok": check.ok, "detail": check.detail}
+                        for check in model.checks
+                    ],
+                }
+                for model in self.models
+            ],
+        }
+
+
+def verify(
+    installation: Installation,
+    assessment: Assessment,
+    *,
+    models: Sequence[str] | None = None,
+    timeout: float,
+    progress: Callable[[str], None] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Verification:
+    """Import an installation's vLLM with its own interpreter and check its models for real.
+
+    Nothing is written but to a temporary folder, which is removed; no process is left behind.
+
+    Args:
+        installation: The vLLM in question.
+        assessment: What was read of it.
+        models: The architectures to check, of those that it ships; all of them by default.
+        timeout: Seconds to wait for the interpreter.
+        progress: Told what is going on, a line each time, before something that takes long.
+        environ: The environment that the server would have; by default our own.
+
+    Raises:
+        WrongUsageError: No interpreter is known, as with ``--site-packages``.
+        VllmNotFoundError: It cannot import vLLM (code ``cannot-import``), imports another one, or
+            takes too long (code ``timeout``).
+        NotWritableError: The temporary folder takes nothing more.
+    """
+    python = interpreter_of(installation)
+    started = time.monotonic()
+    shipped = [facts.architecture for facts in assessment.facts]
+    chosen = [
+        model
+        for model in FAMILY
+        if model.architecture in shipped and (models is None or model.architecture in models)
+    ]
+    if not chosen:
+        return Verification(0.0, 0.0, gpu_context=False, models=())
+    if progress is not None:
+        version = installation.version or "of unknown version"
+        progress(f"importing vLLM {version} with {one_line(python)} (8 to 16 s) ...")
+    question = Question(
+        script=Path(__file__).with_name("proof.py"),
+        purpose="while importing vLLM or running its models",
+        timeout=timeout,
+        hint=_see_why(python),
+        largest_output=_LARGEST_OUTPUT,
+        private=_PRIVATE,
+        code="cannot-import",
+        timeout_code="timeout",
+        timeout_hint=f"allow more with --timeout SECONDS, or {_see_why(python)}",
+    )
+    request: dict[str, Any] = {
+        "models": [_request(model) for model in chosen],
+        "edges": _edges(assessment),
+    }
+    environ = os.environ if environ is None else environ
+    document = answer_to(question, python, {**environ, **_SETTINGS}, json.dumps(request))
+    with question.understood(python):
+        _imported(document, python, installation)
+        return Verification(
+            seconds=round(time.monotonic() - started, 2),
+            import_seconds=float(document["import_seconds"]),
+            gpu_context=bool(document["gpu_context"]),
+            models=tuple(_result(given, request["models"]) for given in document["models"]),
+        )
+
+
+def interpreter_of(installation: Installation | None) -> Path:
+    """The interpreter that runs an installation's vLLM.
+
+    Raises:
+        WrongUsageError: None is known.
+    """
+    if installation is None or installation.python is None:
+        raise WrongUsageError(
+            "verify needs the interpreter that runs vLLM",
+            "name it with --python PATH instead of --site-packages DIR",
+        )
+    return Path(installation.python)
+
+
+def unexpected(
+    verification: Verification, assessment: Assessment
+) -> tuple[tuple[ModelResult, CheckResult], ...]:
+    """The failures that no patch that is still to be made explains.
+
+    A patch whose marks are in a file counts as made: that it does not hold is then a failure.
+    """
+    made = {
+        name
+        for status in assessment.files
+        if status.state in ("patched", "modified")
+        for name in status.patches
+    }
+    facts = {f.architecture: f for f in assessment.facts}
+    return tuple(
+        (model, check)
+        for model in verification.models
+        for check in model.failed
+        if not _explained(check, facts[model.architecture], made)
+    )
+
+
+def _explained(check: CheckResult, facts: ModelFacts, made: Iterable[str]) -> bool:
+    lacking = {name for name in facts.missing if name not in made}
+    match check.name:
+        case "allowlist":
+            return "eagle3-allowlist" in lacking
+        case "image-token":
+            return "multimodal-image-token" in lacking
+        case "import":
+            return False
+        case _:
+            others = {"eagle3-allowlist", "multimodal-image-token", "draft-attention-metadata"}
+            return bool(lacking - others)
+
+
+def _see_why(python: Path) -> str:
+    return _SEE_WHY.format(python=shell_word(python))
+
+
+def _request(model: FamilyModel) -> dict[str, Any]:
+    request: dict[str, Any] = {
+        "architecture": model.architecture,
+        "text_types": model.text_types,
+    }
+    if model.wrapper is not None:
+        path, _, name = _LANGUAGE_MODELS.get(model.architecture, _OUTER).partition(":")
+        request["language_model"] = f"{_dotted(path)}:{name}"
+        request["image_token"] = model.wrapper.image_token
+    return request
+
+
+def _edges(assessment: Assessment) -> list[str]:
+    """The modules that we made to capture ids 0 and ``n``."""
+    return [
+        _dotted(status.path)
+        for status in assessment.files
+        if status.state in ("patched", "modified") and _CAPTURE_ALL_IDS & set(status.patches)
+    ]
+
+
+def _dotted(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")
+
+
+def _imported(document: dict[str, Any], python: Path, installation: Installation) -> None:
+    """What was imported is the vLLM in question.
+
+    Raises:
+        VllmNotFoundError: It is not, or nothing could be imported.
+    """
+    error = document["error"]
+    if error is not None:
+        raise VllmNotFoundError(
+            f"{one_line(python)} cannot import vLLM: {one_line(error['message'])}",
+            _HINTS.get(error["kind"], _see_why(python)),
+            code="cannot-import",
+        )
+    package = as_path(document["package"])
+    if not (package.exists() and package.samefile(installation.package)):
+        raise VllmNotFoundError(
+            f"{one_line(python)} imports vLLM from {one_line(package)}, "
+            f"not from {one_line(installation.package)}",
+            _see_why(python),
+            code="cannot-import",
+        )
+
+
+def _result(document: dict[str, Any], requested: Iterable[dict[str, Any]]) -> ModelResult:
+    """What was found of a model; raises if it is none of those that were asked about."""
+    architecture = document["architecture"]
+    if architecture not in {request["architecture"] for request in requested}:
+        raise ValueError("a model that was not asked about")
+    checks = tuple(
+        CheckResult(one_line(check["name"]), check["ok"], one_line(check["detail"]))
+        for check in document["checks"]
+    )
+    return ModelResult(architecture, checks)
