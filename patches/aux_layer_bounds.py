@@ -42,10 +42,10 @@ from vllm_eagle3_patch.patches.deepseek_v2 import (
     MODEL,
     MODEL_METHODS,
     OUTER,
-    PATH,
     collects,
 )
 from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     Either = m.OneOf[m.BaseExpressionMatchType]
 
 V32 = "vllm/models/deepseek_v32/{platform}/model.py"
-PATHS = (PATH, V32.format(platform="nvidia"), V32.format(platform="amd"))
+PATHS = (DEEPSEEK, V32.format(platform="nvidia"), V32.format(platform="amd"))
 MODELS = (MODEL, "DeepseekV32Model")
 IDS = "aux_hidden_state_layers"
 SETTER = "set_aux_hidden_state_layers"

@@ -32,11 +32,11 @@ from libcst import matchers as m
 
 from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, matching
 from vllm_eagle3_patch.codemod.nodes import find_all
-from vllm_eagle3_patch.codemod.patch import RUNNER, Patch
+from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches._layer_ids import CONFIG, METHOD, ConfigCodemod, decides
 from vllm_eagle3_patch.vllm_source import syntax
-from vllm_eagle3_patch.vllm_source.allowlist import PATHS as CONFIGS
+from vllm_eagle3_patch.vllm_source.paths import NEWER_LAYER_IDS, RUNNER, SPECULATIVE_CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-NEWER_RUNNER = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
 
 READER = "_get_eagle3_aux_layers_from_config"
 NEWER_READER = "get_eagle3_aux_layers_from_config"
@@ -141,18 +140,20 @@ class AuxLayerIds(Patch):
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The file that has the config, and the runners that use such ids."""
         config = tuple(
-            path for path in CONFIGS if f"class {CONFIG}".encode() in (sources.read(path) or b"")
+            path
+            for path in SPECULATIVE_CONFIG
+            if f"class {CONFIG}".encode() in (sources.read(path) or b"")
         )
         runners = tuple(
             path
-            for path in (RUNNER, NEWER_RUNNER)
+            for path in (RUNNER, NEWER_LAYER_IDS)
             if SETTER.encode() in (sources.read(path) or b"")
         )
         return config + runners
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """The codemod for the config, or for one of the runners."""
-        return {RUNNER: RunnerCodemod, NEWER_RUNNER: NewerRunnerCodemod}.get(path, ConfigCodemod)
+        return {RUNNER: RunnerCodemod, NEWER_LAYER_IDS: NewerRunnerCodemod}.get(path, ConfigCodemod)
 
     def holds(
         self,
@@ -163,7 +164,7 @@ class AuxLayerIds(Patch):
         protocol: bool = True,
     ) -> bool:
         """The config decides and hashes what it decided; the runners ask it."""
-        if path == NEWER_RUNNER:
+        if path == NEWER_LAYER_IDS:
             return _returns_answer(syntax.find_function(module, NEWER_READER))
         if path == RUNNER:
             reader = syntax.find_function(module, READER)

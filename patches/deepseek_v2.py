@@ -23,6 +23,7 @@ from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-PATH = "vllm/model_executor/models/deepseek_v2.py"
 MODEL = "DeepseekV2Model"
 OUTER = "DeepseekV2ForCausalLM"
 
@@ -197,7 +197,7 @@ class DeepseekV2(Patch):
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The one file, in every release."""
-        return (PATH,) if sources.exists(PATH) else ()
+        return (DEEPSEEK,) if sources.exists(DEEPSEEK) else ()
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`DeepseekV2Codemod`."""

@@ -28,6 +28,7 @@ from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.paths import ATTENTION_SELECTORS, CUDA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-PATHS = ("vllm/v1/attention/selector.py", "vllm/attention/selector.py")
-CUDA = "vllm/platforms/cuda.py"
 REFUSAL = b"Selected backend {selected_backend} is not valid"
 SELECTS = b"def get_attn_backend("
 
@@ -121,7 +120,7 @@ class DraftAttentionBackend(Patch):
         """The selector, where a backend that does not fit a layer is refused."""
         if REFUSAL not in (sources.read(CUDA) or b""):
             return ()
-        return tuple(p for p in PATHS if SELECTS in (sources.read(p) or b""))
+        return tuple(p for p in ATTENTION_SELECTORS if SELECTS in (sources.read(p) or b""))
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`DraftAttentionBackendCodemod`."""

@@ -31,6 +31,7 @@ from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.paths import DRAFT_MODEL, FLASH_ATTENTION, PROPOSER, RUNNER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-PROPOSER = "vllm/v1/spec_decode/eagle.py"
-FLASH_ATTENTION = "vllm/v1/attention/backends/flash_attn.py"
-DRAFT_MODEL = "vllm/model_executor/models/llama_eagle3.py"
 
 # Only where the runner itself makes the specs of both kinds of KV cache: 0.11.0.
 CONCERNED = b"MLAAttentionSpec("

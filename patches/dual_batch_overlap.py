@@ -24,6 +24,7 @@ from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.paths import MICRO_BATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-PATH = "vllm/v1/worker/gpu_ubatch_wrapper.py"
 WRAPPER = "UBatchWrapper"
 METHODS = ("_capture_ubatches", "_run_ubatches")
 
@@ -119,7 +119,7 @@ class DualBatchOverlap(Patch):
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The wrapper's file, where the release has one."""
-        return (PATH,) if sources.exists(PATH) else ()
+        return (MICRO_BATCHES,) if sources.exists(MICRO_BATCHES) else ()
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`DualBatchOverlapCodemod`."""

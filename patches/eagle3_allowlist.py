@@ -25,7 +25,8 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, without_comment
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY, MODEL_TYPES
-from vllm_eagle3_patch.vllm_source.allowlist import CONFIG, PATHS, allowlists, limits_models
+from vllm_eagle3_patch.vllm_source.allowlist import CONFIG, allowlists, limits_models
+from vllm_eagle3_patch.vllm_source.paths import SPECULATIVE_CONFIG
 
 if TYPE_CHECKING:
     import ast
@@ -201,7 +202,7 @@ class Eagle3Allowlist(Patch):
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The speculative config, if it limits EAGLE-3 to certain models."""
-        return tuple(path for path in PATHS if limits_models(sources, path))
+        return tuple(path for path in SPECULATIVE_CONFIG if limits_models(sources, path))
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`AllowlistCodemod`."""

@@ -24,7 +24,8 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
-from vllm_eagle3_patch.vllm_source.image_tokens import PATHS, image_tokens, mentions_of_classes
+from vllm_eagle3_patch.vllm_source.image_tokens import image_tokens, mentions_of_classes
+from vllm_eagle3_patch.vllm_source.paths import PROPOSERS
 from vllm_eagle3_patch.vllm_source.sources import parse
 
 if TYPE_CHECKING:
@@ -137,7 +138,9 @@ class MultimodalImageToken(Patch):
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The proposer's file, where it handles multimodal targets."""
-        return tuple(path for path in PATHS if b"image_token_index" in (sources.read(path) or b""))
+        return tuple(
+            path for path in PROPOSERS if b"image_token_index" in (sources.read(path) or b"")
+        )
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`ImageTokenCodemod`."""

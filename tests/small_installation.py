@@ -5,7 +5,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_eagle3_patch.transaction.commit import Change, CommitResult, commit
+from vllm_eagle3_patch.transaction.change import Change
+from vllm_eagle3_patch.transaction.commit import CommitResult, commit
 
 LINKED, SYMLINK, PLAIN = "vllm/config/linked.py", "vllm/config/symlink.py", "vllm/plain.py"
 PATHS = (LINKED, SYMLINK, PLAIN)

@@ -13,16 +13,15 @@ import pytest
 
 from layer_ids_table import DEFAULT, IN_EFFECT, OTHER_METHODS, REFUSED, Config, run
 from tools.fetch_release import fetch
-from vllm_eagle3_patch.codemod.patch import RUNNER
 from vllm_eagle3_patch.ground import matrix
 from vllm_eagle3_patch.patches.aux_layer_ids import (
-    CONFIGS,
     NEWER_READER,
-    NEWER_RUNNER,
     READER,
+    SPECULATIVE_CONFIG,
     AuxLayerIds,
 )
 from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.paths import NEWER_RUNNER, RUNNER
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def release(request: pytest.FixtureRequest) -> Release:
 
 def test_files_concerned(release: Release) -> None:
     config, runner, *newer = release.paths
-    assert config in CONFIGS
+    assert config in SPECULATIVE_CONFIG
     assert runner == RUNNER
     assert newer == [NEWER_RUNNER] * (release.root / NEWER_RUNNER).exists()
 

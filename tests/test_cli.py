@@ -18,11 +18,12 @@ import pytest
 
 from command_line import Ended, run, snapshot
 from conftest import small_copy
-from vllm_eagle3_patch.codemod.patch import all_patches
-from vllm_eagle3_patch.commands import apply
+from vllm_eagle3_patch.assess.decision import Plan
+from vllm_eagle3_patch.assess.plan import plan
 from vllm_eagle3_patch.ground import matrix
 from vllm_eagle3_patch.ground.errors import VerificationError
-from vllm_eagle3_patch.transaction import commit
+from vllm_eagle3_patch.patches._discovery import all_patches
+from vllm_eagle3_patch.transaction.state import lock
 from vllm_eagle3_patch.transaction.state.lock import exclusive
 
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "check.json").read_text())
@@ -461,7 +462,7 @@ def test_wrong_result_is_rolled_back_with_6(
     def fail(*_: object) -> None:
         raise VerificationError("not what was planned", "report it")
 
-    monkeypatch.setattr(apply, "_check_from_disk", fail)
+    monkeypatch.setattr("vllm_eagle3_patch.commands.apply._check_from_disk", fail)
     assert run_json("apply", site_packages).exit_code == 6
     assert snapshot(site_packages) == before
 
@@ -470,17 +471,17 @@ def test_result_that_still_lacks_something_is_rolled_back_with_6(
     site_packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = snapshot(site_packages)
-    real = apply.plan
+    real = plan
     calls = []
 
-    def first_honest_then_not(assessment, options):  # type: ignore[no-untyped-def]
+    def first_honest_then_not(assessment, options, **named):  # type: ignore[no-untyped-def]
         calls.append(1)
-        decided = real(assessment, options)
-        if len(calls) == 1:
+        decided = real(assessment, options, **named)
+        if len(calls) <= 2:  # Without the lock, and under it.
             return decided
-        return apply.Plan(1, "patchable")
+        return Plan(1, "patchable")
 
-    monkeypatch.setattr(apply, "plan", first_honest_then_not)
+    monkeypatch.setattr("vllm_eagle3_patch.commands.apply.plan", first_honest_then_not)
     assert run_json("apply", site_packages).exit_code == 6
     assert snapshot(site_packages) == before
 
@@ -826,14 +827,14 @@ def test_an_error_after_finding_vllm_names_it(site_packages: Path) -> None:
 def test_apply_looks_again_when_another_run_was_quicker(
     site_packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = commit.commit
+    real = lock.exclusive
 
-    def quicker(*arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(commit, "commit", real)
+    def quicker(root: Path) -> Any:
+        monkeypatch.setattr(lock, "exclusive", real)
         assert run("apply", "--site-packages", site_packages).exit_code == 0
-        return real(*arguments, **named)
+        return real(root)
 
-    monkeypatch.setattr(commit, "commit", quicker)
+    monkeypatch.setattr(lock, "exclusive", quicker)
     ended = run_json("apply", site_packages)
     assert (ended.exit_code, ended.document["changed"]) == (0, [])
 
@@ -844,7 +845,7 @@ def test_internal_error_is_one_line_and_70(
     def broken(*_: object) -> None:
         raise RuntimeError("a fault\nof ours")
 
-    monkeypatch.setattr(apply, "classify", broken)
+    monkeypatch.setattr("vllm_eagle3_patch.commands.check.classify", broken)
     ended = run("check", "--site-packages", site_packages)
     assert ended.exit_code == 70
     assert len(ended.stderr.splitlines()) == 2
@@ -858,7 +859,7 @@ def test_ctrl_c_is_130(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(apply, "classify", interrupted)
+    monkeypatch.setattr("vllm_eagle3_patch.commands.check.classify", interrupted)
     assert run("check", "--site-packages", site_packages).exit_code == 130
 
 

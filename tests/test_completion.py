@@ -12,8 +12,8 @@ import pytest
 
 from command_line import run
 from vllm_eagle3_patch.cli.completion import PROGRAM, patch_names
-from vllm_eagle3_patch.codemod.patch import all_patches
 from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.patches._discovery import all_patches
 
 ASK_BASH = """
 eval "$(vllm-eagle3-patch completion bash)"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run, snapshot
-from vllm_eagle3_patch.assess.plan import Options
+from vllm_eagle3_patch.assess.decision import Options
 from vllm_eagle3_patch.commands import check_all as checking
 from vllm_eagle3_patch.commands.check_all import check_all
 from vllm_eagle3_patch.installation.site_packages import Lookup

@@ -11,7 +11,8 @@ import pytest
 from fault_injection import points_of, stepping
 from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.folder import Attributes, Folder
-from vllm_eagle3_patch.ground.os_errors import explained, not_writable, one_line
+from vllm_eagle3_patch.ground.os_errors import explained, refused
+from vllm_eagle3_patch.ground.text import one_line
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 
@@ -299,7 +300,7 @@ def test_a_failure_right_after_a_file_was_made_leaves_it_closed(folder: Folder) 
 def test_what_the_system_refuses_is_explained(
     tmp_path: Path, number: int, code: str, hint: str
 ) -> None:
-    error = not_writable(OSError(number, os.strerror(number), str(tmp_path / "file")))
+    error = refused(OSError(number, os.strerror(number), str(tmp_path / "file")))
     assert (error.exit_code, error.code) == (7, code)
     assert error.message == f"{tmp_path}/file: {os.strerror(number)}"
     assert [word for word in hint.split("|") if word in error.hint]
@@ -307,21 +308,19 @@ def test_what_the_system_refuses_is_explained(
 
 @as_root
 def test_who_may_not_write_is_told_who_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = PermissionError(errno.EACCES, "no", str(tmp_path / "not there/file"))
+    denied = PermissionError(errno.EACCES, "no", str(tmp_path / "not there/file"))
     os.chown(tmp_path, 0, 0)
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    assert not_writable(refused).hint.endswith(
-        "belongs to root and you are user 54321: run it as root"
-    )
+    assert refused(denied).hint.endswith("belongs to root and you are user 54321: run it as root")
     os.chown(tmp_path, 54321, 0)
-    assert "is yours (user 54321): make it writable" in not_writable(refused).hint
+    assert "is yours (user 54321): make it writable" in refused(denied).hint
 
 
 def test_an_error_without_a_path_is_explained_too() -> None:
     with pytest.raises(Exception, match="nothing known") as caught, explained():
         raise OSError("nothing known")
     assert caught.value.exit_code == 7  # type: ignore[attr-defined]
-    assert "run it as the user" in not_writable(PermissionError(errno.EACCES, "no")).hint
+    assert "run it as the user" in refused(PermissionError(errno.EACCES, "no")).hint
 
 
 def test_a_path_is_shown_on_one_line_and_can_be_printed() -> None:

@@ -28,9 +28,12 @@ from small_installation import (
     old,
     tree,
 )
-from vllm_eagle3_patch.commands import apply as commands
+from vllm_eagle3_patch.commands.revert import revert as revert_command
+from vllm_eagle3_patch.commands.where import Where
 from vllm_eagle3_patch.ground.errors import NotWritableError
-from vllm_eagle3_patch.transaction.commit import recover, revert, unfinished
+from vllm_eagle3_patch.transaction.recovery import recover
+from vllm_eagle3_patch.transaction.revert import revert
+from vllm_eagle3_patch.transaction.state.journal import unfinished
 from vllm_eagle3_patch.transaction.state.lock import held_by
 
 __all__ = ["in_memory"]  # a fixture
@@ -344,7 +347,7 @@ def test_the_note_of_an_interrupted_run_says_what_became_of_it(
     tmp_path: Path, stop: str, said: str
 ) -> None:
     root = interrupted_after(tmp_path, stop)
-    (note, *_) = commands.revert(commands.Where(site_packages=root)).notes
+    (note, *_) = revert_command(Where(site_packages=root)).notes
     assert note.startswith("an interrupted apply was found")
     assert said in note
 
@@ -353,7 +356,7 @@ def test_the_note_of_an_interrupted_run_names_what_it_left_alone(tmp_path: Path)
     root = interrupted_after(tmp_path, LINKED)
     (root / LINKED).unlink()
     (root / LINKED).write_bytes(b"edited")
-    notes = commands.revert(commands.Where(site_packages=root)).notes
+    notes = revert_command(Where(site_packages=root)).notes
     assert any("meanwhile" in note and LINKED in note for note in notes)
 
 

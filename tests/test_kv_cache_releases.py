@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tools.fetch_release import fetch
-from vllm_eagle3_patch.patches.draft_attention_metadata import RUNNER, DraftAttentionMetadata
+from vllm_eagle3_patch.patches.draft_attention_metadata import DraftAttentionMetadata
+from vllm_eagle3_patch.vllm_source.paths import RUNNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from fault_injection import BEFORE, failing_at, killed_at, points_of, stepping
-from vllm_eagle3_patch.ground.errors import NotWritableError
+from vllm_eagle3_patch.ground.errors import NotWritableError, UnsafeStateError
 from vllm_eagle3_patch.ground.folder import Folder
 from vllm_eagle3_patch.transaction.state import lock, lock_holder
-from vllm_eagle3_patch.transaction.state.documents import UnsafeStateError
 from vllm_eagle3_patch.transaction.state.lock import FOLDER, exclusive, held_by
 from vllm_eagle3_patch.transaction.state.lock_holder import (
     LONGEST_RUN_NS,

@@ -16,8 +16,7 @@ import pytest
 import fake_environments as fake
 from command_line import run, snapshot
 from conftest import small_copy
-from vllm_eagle3_patch.commands import apply
-from vllm_eagle3_patch.installation.site_packages import shell_word
+from vllm_eagle3_patch.ground.text import shell_word
 
 PROGRAM = f"{shlex.quote(sys.executable)} -m vllm_eagle3_patch"
 
@@ -164,7 +163,7 @@ def test_no_traceback_where_nothing_can_be_printed(arguments: str) -> None:
 def test_a_fault_while_the_report_is_made_is_one_line_and_70(
     site_packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_eagle3_patch.output.reports._report_blocks", lambda _: 1 / 0)
+    monkeypatch.setattr("vllm_eagle3_patch.output.report._report_blocks", lambda _: 1 / 0)
     ended = run("check", "--site-packages", site_packages)
     assert ended.exit_code == 70
     assert ended.stderr.startswith("error: internal error: ZeroDivisionError")
@@ -228,7 +227,7 @@ def test_what_ends_a_command_early_is_one_document(
     def end(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(apply, "classify", end)
+    monkeypatch.setattr("vllm_eagle3_patch.commands.apply.classify", end)
     ended = run("apply", "--json", "--site-packages", site_packages)
     assert (ended.exit_code, ended.document["exit_code"]) == (code, code)
     assert [problem["code"] for problem in ended.document["problems"]] == [named]
@@ -297,7 +296,7 @@ from vllm_eagle3_patch.assess import classify
 from vllm_eagle3_patch.cli import termination
 from vllm_eagle3_patch.commands import apply
 from vllm_eagle3_patch.installation import find
-from vllm_eagle3_patch.output import reports
+from vllm_eagle3_patch.output import report
 from vllm_eagle3_patch.cli.program import cli
 os.setuid(54321)
 cli(sys.argv[1:])

@@ -15,8 +15,9 @@ from semantics import ALL_RULES, Subject, check_all
 from tools.fetch_release import copy_site_packages, fetch
 from vllm_eagle3_patch.assess.model_facts import ModelFacts
 from vllm_eagle3_patch.assess.survey import survey
-from vllm_eagle3_patch.codemod.patch import Patch, all_patches
+from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground import matrix
+from vllm_eagle3_patch.patches._discovery import all_patches
 from vllm_eagle3_patch.vllm_source import platforms
 from vllm_eagle3_patch.vllm_source.sources import Sources, Text, parse
 

@@ -24,17 +24,26 @@ from small_installation import (
     old,
     tree,
 )
-from vllm_eagle3_patch.commands import apply as commands
-from vllm_eagle3_patch.ground.errors import NotWritableError, PatchError
-from vllm_eagle3_patch.ground.folder import Folder
-from vllm_eagle3_patch.transaction.commit import recover, revert, unfinished
-from vllm_eagle3_patch.transaction.state import layout
-from vllm_eagle3_patch.transaction.state.documents import (
+from vllm_eagle3_patch.commands.revert import revert as revert_command
+from vllm_eagle3_patch.commands.where import Where
+from vllm_eagle3_patch.ground.errors import (
+    NotWritableError,
+    PatchError,
     StateCorruptError,
     UnsafeStateError,
-    safe_path,
 )
-from vllm_eagle3_patch.transaction.state.journal import APPLY, Journal, Replacement, journal_in
+from vllm_eagle3_patch.ground.folder import Folder
+from vllm_eagle3_patch.transaction.recovery import recover
+from vllm_eagle3_patch.transaction.revert import revert
+from vllm_eagle3_patch.transaction.state import layout
+from vllm_eagle3_patch.transaction.state.documents import safe_path
+from vllm_eagle3_patch.transaction.state.journal import (
+    APPLY,
+    Journal,
+    Replacement,
+    journal_in,
+    unfinished,
+)
 from vllm_eagle3_patch.transaction.state.manifest import (
     Manifest,
     lost_originals,
@@ -449,7 +458,7 @@ def test_the_revert_command_says_what_keeps_the_state_from_being_read(
     damage_manifest(root, problem, monkeypatch)
     before = tree(root)
     with pytest.raises(PatchError) as caught:
-        commands.revert(commands.Where(site_packages=root))
+        revert_command(Where(site_packages=root))
     assert (caught.value.code, caught.value.exit_code) == (problem, exit_code)
     assert tree(root) == before
 
@@ -492,7 +501,7 @@ def test_revert_never_removes_an_original_that_the_manifest_does_not_name(
 def test_the_revert_command_names_what_the_manifest_does_not(root: Path, state: Path) -> None:
     (root / "vllm/__init__.py").touch()
     forget(state, PLAIN)
-    report = commands.revert(commands.Where(site_packages=root))
+    report = revert_command(Where(site_packages=root))
     assert any(f"originals/1/{PLAIN}" in note for note in report.notes)
 
 

@@ -34,13 +34,17 @@ from vllm_eagle3_patch.ground.errors import (
     InterruptedRunError,
     ModifiedFileError,
     NotWritableError,
+    StateCorruptError,
     UnsupportedError,
     VerificationError,
 )
-from vllm_eagle3_patch.transaction.commit import Change, commit, recover, revert, unfinished
+from vllm_eagle3_patch.transaction.change import Change
+from vllm_eagle3_patch.transaction.commit import commit
 from vllm_eagle3_patch.transaction.git_exclude import BLOCK
+from vllm_eagle3_patch.transaction.recovery import recover
+from vllm_eagle3_patch.transaction.revert import revert
 from vllm_eagle3_patch.transaction.state import lock
-from vllm_eagle3_patch.transaction.state.documents import StateCorruptError
+from vllm_eagle3_patch.transaction.state.journal import unfinished
 from vllm_eagle3_patch.transaction.state.manifest import original_bytes, read_manifest
 
 STATE = ".vllm-eagle3-patch"

@@ -27,21 +27,15 @@ from command_line import Ended, run, snapshot
 from conftest import small_copy
 from fake_vllm import INIT, MODELS
 from safety_table import Tried
-from vllm_eagle3_patch.assess.classify import Assessment, FileStatus
+from vllm_eagle3_patch.assess.assessment import Assessment, FileStatus
 from vllm_eagle3_patch.assess.model_facts import ModelFacts
 from vllm_eagle3_patch.ground.errors import VllmNotFoundError, WrongUsageError
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.ground.processes import is_running
 from vllm_eagle3_patch.installation.find import Installation
 from vllm_eagle3_patch.transaction.state.lock import exclusive
-from vllm_eagle3_patch.verify.verification import (
-    CheckResult,
-    ModelResult,
-    Verification,
-    interpreter_of,
-    unexpected,
-    verify,
-)
+from vllm_eagle3_patch.verify.results import CheckResult, ModelResult, Verification
+from vllm_eagle3_patch.verify.verification import interpreter_of, unexpected, verify
 from vllm_eagle3_patch.vllm_source.sources import Sources
 
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "check.json").read_text())
@@ -365,8 +359,8 @@ def test_only_a_missing_patch_explains_a_failure(
     installation = Installation(tmp_path, None, None, None, None, False, "", (), (), None)
     files = (patched("vllm/a.py", *made, state="modified"),)
     assessment = assessed(installation, facts(WRAPPER, *missing), files=files)
-    verification = Verification(0, 0, False, (result(WRAPPER, **{check: False}),))
-    assert bool(unexpected(verification, assessment)) is not explained
+    models = (result(WRAPPER, **{check: False}),)
+    assert bool(unexpected(models, assessment)) is not explained
 
 
 def test_without_an_interpreter_it_is_wrong_usage(environment: Installation) -> None:

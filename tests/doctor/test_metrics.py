@@ -24,10 +24,12 @@ from doctor.metrics_exposition import (
     v0_page,
 )
 from vllm_eagle3_patch.doctor.metrics import source
-from vllm_eagle3_patch.doctor.metrics.acceptance import MetricsError, MetricsReport, read
+from vllm_eagle3_patch.doctor.metrics.acceptance import MetricsReport, read
 from vllm_eagle3_patch.doctor.metrics.figures import Counts, interval
+from vllm_eagle3_patch.doctor.metrics.source import MetricsError
 from vllm_eagle3_patch.doctor.metrics.verdict import REPORTED, judge
-from vllm_eagle3_patch.output import reports
+from vllm_eagle3_patch.output import blocks
+from vllm_eagle3_patch.output.blocks import Columns, print_blocks
 
 
 def counts(drafts: int, *by_position: int, draft_tokens: int | None = None) -> Counts:
@@ -536,7 +538,7 @@ def shown(report: MetricsReport, *, block_elements: bool = False) -> str:
     stream = io.StringIO()
     before, sys.stdout = sys.stdout, stream
     try:
-        reports._show_plain(report.blocks(block_elements=block_elements), 120)
+        blocks._show_plain(report.blocks(block_elements=block_elements), 120)
     finally:
         sys.stdout = before
     return stream.getvalue()
@@ -573,7 +575,7 @@ def test_bars_are_as_long_as_their_shares(told: Told) -> None:
 
 
 def test_a_pipe_gets_no_block_elements(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
-    reports._show(told(page(Engine(1000, (100, 50, 20)))).blocks())
+    print_blocks(told(page(Engine(1000, (100, 50, 20)))).blocks())
     out = capsys.readouterr().out
     assert out.isascii()
     assert "Likely causes, the likeliest first:" in out
@@ -592,8 +594,8 @@ def test_a_terminal_gets_what_its_encoding_has(
 
 def test_a_narrow_terminal_gets_the_figures(told: Told) -> None:
     report = told(page(Engine(1000, (700, 500, 300))))
-    tables = [block for block in report.blocks() if isinstance(block, reports.Columns)]
-    assert all(reports._fitting(table, 60) is not None for table in tables)
+    tables = [block for block in report.blocks() if isinstance(block, Columns)]
+    assert all(blocks._fitting(table, 60) is not None for table in tables)
 
 
 def test_the_document_is_json_and_has_the_figures(told: Told) -> None:

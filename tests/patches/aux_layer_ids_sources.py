@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from patch_checks import changed
 
-from vllm_eagle3_patch.codemod.patch import RUNNER as RUNNER_PATH
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches._layer_ids import CONFIG_METHOD
-from vllm_eagle3_patch.patches.aux_layer_ids import NEWER_RUNNER as NEWER_RUNNER_PATH
 from vllm_eagle3_patch.patches.aux_layer_ids import AuxLayerIds
+from vllm_eagle3_patch.vllm_source.paths import NEWER_RUNNER as NEWER_RUNNER_PATH
+from vllm_eagle3_patch.vllm_source.paths import RUNNER as RUNNER_PATH
 
 if TYPE_CHECKING:
     import ast

@@ -47,10 +47,10 @@ from layer_ids_table import (
     run,
     top,
 )
-from vllm_eagle3_patch.codemod.patch import RUNNER as RUNNER_PATH
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches import aux_layer_ids
 from vllm_eagle3_patch.patches.aux_layer_ids import AuxLayerIds
+from vllm_eagle3_patch.vllm_source.paths import RUNNER as RUNNER_PATH
 from vllm_eagle3_patch.vllm_source.sources import Sources
 
 every_file = pytest.mark.parametrize(("patch", "before", "after"), FILES.values(), ids=FILES)

@@ -7,7 +7,7 @@ from patch_checks import PATH, Change, changed, check_unchanged, refusal
 
 from vllm_eagle3_patch.ground.family import select_models
 from vllm_eagle3_patch.patches.deepseek_v32 import DeepseekV32, not_collecting
-from vllm_eagle3_patch.vllm_source.platforms import DOTS3_NOTE, PACKAGE, REGISTRY
+from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK_V32, DOTS3_NOTE, REGISTRY
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = DeepseekV32()
@@ -134,13 +134,13 @@ from vllm.models.deepseek_v32.nvidia.model import (
     [
         ({}, ()),
         ({REGISTRY: LEGACY}, ()),
-        ({REGISTRY: LEGACY, PACKAGE: NVIDIA_ONLY}, ()),
-        ({REGISTRY: ONLY_DRAFT, PACKAGE: NVIDIA_ONLY}, ()),
+        ({REGISTRY: LEGACY, DEEPSEEK_V32: NVIDIA_ONLY}, ()),
+        ({REGISTRY: ONLY_DRAFT, DEEPSEEK_V32: NVIDIA_ONLY}, ()),
         ({REGISTRY: MOVED}, ()),
-        ({REGISTRY: MOVED, PACKAGE: NVIDIA_ONLY}, (NVIDIA,)),
-        ({REGISTRY: MOVED, PACKAGE: BOTH}, (NVIDIA, AMD)),
-        ({REGISTRY: LEGACY, PACKAGE: BOTH, DOTS3_NOTE: NOTE}, (NVIDIA,)),
-        ({REGISTRY: MOVED, PACKAGE: BOTH, DOTS3_NOTE: NOTE}, (NVIDIA, AMD)),
+        ({REGISTRY: MOVED, DEEPSEEK_V32: NVIDIA_ONLY}, (NVIDIA,)),
+        ({REGISTRY: MOVED, DEEPSEEK_V32: BOTH}, (NVIDIA, AMD)),
+        ({REGISTRY: LEGACY, DEEPSEEK_V32: BOTH, DOTS3_NOTE: NOTE}, (NVIDIA,)),
+        ({REGISTRY: MOVED, DEEPSEEK_V32: BOTH, DOTS3_NOTE: NOTE}, (NVIDIA, AMD)),
     ],
     ids=[
         "no registry",
@@ -163,7 +163,7 @@ def test_the_files_that_a_model_is_taken_from(
 
 @pytest.mark.parametrize("lacking", [NVIDIA, AMD])
 def test_a_model_is_ready_only_where_every_platform_collects(tmp_path: Path, lacking: str) -> None:
-    files = {REGISTRY: MOVED, PACKAGE: BOTH, NVIDIA: SOURCE, AMD: SOURCE}
+    files = {REGISTRY: MOVED, DEEPSEEK_V32: BOTH, NVIDIA: SOURCE, AMD: SOURCE}
     (v32,) = select_models(("deepseek_v32",))
     sources = Sources(tmp_path, {path: text.encode() for path, text in files.items()})
     assert not PATCH.missing(sources, v32)
@@ -176,7 +176,7 @@ def test_a_model_is_ready_only_where_every_platform_collects(tmp_path: Path, lac
 def test_only_the_files_that_a_model_is_taken_from_count(tmp_path: Path) -> None:
     """GLM's variant is not registered there here, and Dots3-Note uses NVIDIA's only."""
     broken = changed(SOURCE, (COLLECTS, ""))
-    files = {REGISTRY: MOVED, PACKAGE: BOTH, DOTS3_NOTE: NOTE, NVIDIA: SOURCE, AMD: broken}
+    files = {REGISTRY: MOVED, DEEPSEEK_V32: BOTH, DOTS3_NOTE: NOTE, NVIDIA: SOURCE, AMD: broken}
     sources = Sources(tmp_path, {path: text.encode() for path, text in files.items()})
     names = ("deepseek_v32", "glm_moe_dsa", "dots3_note")
     lacking = [PATCH.missing(sources, select_models((name,))[0]) for name in names]

@@ -28,10 +28,10 @@ from patch_checks import (
 )
 
 from vllm_eagle3_patch.patches.draft_attention_backend import (
-    CUDA,
     DraftAttentionBackend,
     DraftAttentionBackendCodemod,
 )
+from vllm_eagle3_patch.vllm_source.paths import CUDA
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = DraftAttentionBackend()

@@ -21,13 +21,8 @@ from patch_checks import (
 
 from vllm_eagle3_patch.ground.errors import AnchorNotFoundError
 from vllm_eagle3_patch.ground.family import FAMILY
-from vllm_eagle3_patch.patches.draft_attention_metadata import (
-    DRAFT_MODEL,
-    FLASH_ATTENTION,
-    PROPOSER,
-    RUNNER,
-    DraftAttentionMetadata,
-)
+from vllm_eagle3_patch.patches.draft_attention_metadata import DraftAttentionMetadata
+from vllm_eagle3_patch.vllm_source.paths import DRAFT_MODEL, FLASH_ATTENTION, PROPOSER, RUNNER
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = DraftAttentionMetadata()

@@ -17,11 +17,8 @@ from patch_checks import (
     refusal,
 )
 
-from vllm_eagle3_patch.patches.dual_batch_overlap import (
-    PATH,
-    DualBatchOverlap,
-    DualBatchOverlapCodemod,
-)
+from vllm_eagle3_patch.patches.dual_batch_overlap import DualBatchOverlap, DualBatchOverlapCodemod
+from vllm_eagle3_patch.vllm_source.paths import MICRO_BATCHES
 from vllm_eagle3_patch.vllm_source.sources import Sources
 
 PATCH = DualBatchOverlap()
@@ -261,5 +258,5 @@ def test_without_the_patch_aux_hidden_states_are_an_error(before: str) -> None:
 
 def test_the_file_is_concerned_where_there_is_one(tmp_path: Path) -> None:
     assert PATCH.paths(Sources(tmp_path)) == ()
-    assert PATCH.paths(Sources(tmp_path, {PATH: PLAIN.encode()})) == (PATH,)
+    assert PATCH.paths(Sources(tmp_path, {MICRO_BATCHES: PLAIN.encode()})) == (MICRO_BATCHES,)
     assert PATCH.companion

@@ -16,7 +16,8 @@ from patch_checks import (
 )
 
 from vllm_eagle3_patch.ground.family import FAMILY, MODEL_TYPES, select_models
-from vllm_eagle3_patch.patches.eagle3_allowlist import AllowlistCodemod, Eagle3Allowlist, allowlists
+from vllm_eagle3_patch.patches.eagle3_allowlist import AllowlistCodemod, Eagle3Allowlist
+from vllm_eagle3_patch.vllm_source.allowlist import allowlists
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = Eagle3Allowlist()

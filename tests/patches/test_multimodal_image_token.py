@@ -21,9 +21,9 @@ from vllm_eagle3_patch.ground.family import FAMILY, select_models
 from vllm_eagle3_patch.patches.multimodal_image_token import (
     ImageTokenCodemod,
     MultimodalImageToken,
-    image_tokens,
     wanted,
 )
+from vllm_eagle3_patch.vllm_source.image_tokens import image_tokens
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = MultimodalImageToken()

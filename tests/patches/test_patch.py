@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from vllm_eagle3_patch import patches
-from vllm_eagle3_patch.codemod import patch as patch_module
-from vllm_eagle3_patch.codemod.patch import Patch, all_patches, chosen_patches
+from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.errors import UnsupportedError, VerificationError
 from vllm_eagle3_patch.ground.family import FAMILY, select_models
+from vllm_eagle3_patch.patches import _discovery
+from vllm_eagle3_patch.patches._discovery import all_patches, chosen_patches
 from vllm_eagle3_patch.vllm_source.sources import Sources
 
 HERE = Path(__file__).parent
@@ -149,6 +150,6 @@ def test_the_options_choose(
         Choice("deepseek-v2"),
         Choice("wrapper"),
     )
-    monkeypatch.setattr(patch_module, "all_patches", lambda: choices)
+    monkeypatch.setattr(_discovery, "all_patches", lambda: choices)
     chosen = chosen_patches(lacking, **options)  # type: ignore[arg-type]
     assert [patch.name for patch in chosen] == expected

@@ -6,8 +6,8 @@ import pytest
 from patch_checks import check_patched, check_unchanged
 from wrapper_runs import build
 
-from vllm_eagle3_patch.codemod.patch import all_patches
 from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.patches._discovery import all_patches
 from vllm_eagle3_patch.patches.wrappers import PATCHES, WRAPPERS
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 

@@ -34,7 +34,8 @@ from test_interrupted_runs import (
 )
 from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.filesystem import Moment, Step
-from vllm_eagle3_patch.transaction.commit import recover, unfinished
+from vllm_eagle3_patch.transaction.recovery import recover
+from vllm_eagle3_patch.transaction.state.journal import unfinished
 
 __all__ = ["in_memory"]  # a fixture
 

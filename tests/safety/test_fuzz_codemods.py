@@ -24,8 +24,9 @@ from kimi_k25_sources import BEFORE as KIMI
 
 import fake_vllm
 from safety_table import Tried
-from vllm_eagle3_patch.codemod.patch import Patch, all_patches
+from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.errors import PatchError, UnsupportedError, VerificationError
+from vllm_eagle3_patch.patches._discovery import all_patches
 from vllm_eagle3_patch.vllm_source.sources import parse
 
 LONG = os.environ.get("VLLM_EAGLE3_PATCH_FUZZ") == "long"

@@ -18,7 +18,7 @@ from other_users import let_in
 from command_line import run, snapshot
 from safety_table import Tried
 from vllm_eagle3_patch.ground.processes import running_with
-from vllm_eagle3_patch.output.reports import print_diff
+from vllm_eagle3_patch.output.blocks import print_diff
 
 GROUP = "Hostile or bad input"
 DEEPSEEK = "vllm/model_executor/models/deepseek_v2.py"

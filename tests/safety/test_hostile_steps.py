@@ -28,7 +28,8 @@ from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.errors import PatchError
 from vllm_eagle3_patch.ground.filesystem import Moment
 from vllm_eagle3_patch.ground.folder import Attributes, Folder
-from vllm_eagle3_patch.transaction.commit import recover, revert
+from vllm_eagle3_patch.transaction.recovery import recover
+from vllm_eagle3_patch.transaction.revert import revert
 
 STATE, LOCK = ".vllm-eagle3-patch", ".vllm-eagle3-patch.lock"
 GROUP = "Hostile or bad input"

@@ -16,7 +16,7 @@ import fake_environments as fake
 from command_line import run
 from safety_table import Tried
 from small_installation import PLAIN, apply, change, make_installation
-from vllm_eagle3_patch.transaction.commit import revert
+from vllm_eagle3_patch.transaction.revert import revert
 
 GROUP = "Installations as they are"
 SPECULATIVE = "vllm/config/speculative.py"

@@ -13,7 +13,8 @@ from command_line import run
 from conftest import small_copy
 from safety_table import Tried
 from small_installation import apply, make_installation, sha256
-from vllm_eagle3_patch.transaction.commit import Change, commit
+from vllm_eagle3_patch.transaction.change import Change
+from vllm_eagle3_patch.transaction.commit import commit
 from vllm_eagle3_patch.transaction.state.documents import SCHEMA
 
 GROUP = "Installations as they are"

@@ -32,8 +32,10 @@ from test_interrupted_runs import (
     without_ours,
 )
 from vllm_eagle3_patch.ground.filesystem import Moment, Step
-from vllm_eagle3_patch.transaction.commit import recover, revert, unfinished
+from vllm_eagle3_patch.transaction.recovery import recover
+from vllm_eagle3_patch.transaction.revert import revert
 from vllm_eagle3_patch.transaction.state import lock
+from vllm_eagle3_patch.transaction.state.journal import unfinished
 from vllm_eagle3_patch.transaction.state.lock import held_by
 from vllm_eagle3_patch.transaction.state.lock_holder import this_process
 

@@ -25,11 +25,14 @@ from conftest import small_copy
 from fault_injection import BEFORE, in_memory, killed_at, points_of
 from safety_table import Tried
 from small_installation import NEW, OLD, apply, contents, make_installation
-from vllm_eagle3_patch.assess.classify import Assessment, classify
+from vllm_eagle3_patch.assess.assessment import Assessment
+from vllm_eagle3_patch.assess.classify import classify
 from vllm_eagle3_patch.ground.errors import ModifiedFileError, NotWritableError
 from vllm_eagle3_patch.installation.find import Installation
-from vllm_eagle3_patch.transaction.commit import revert, unfinished
+from vllm_eagle3_patch.transaction.revert import revert
 from vllm_eagle3_patch.transaction.state import lock, lock_holder
+from vllm_eagle3_patch.transaction.state.journal import unfinished
+from vllm_eagle3_patch.transaction.state.lock import held_by
 from vllm_eagle3_patch.transaction.state.lock_holder import LONGEST_RUN_NS
 
 __all__ = ["in_memory"]  # a fixture
@@ -229,23 +232,24 @@ def test_a_killed_holder_on_another_host(
     )
 
 
-@pytest.mark.parametrize(("disturbed", "code"), [(True, 0), (False, 4)])
-def test_a_command_that_saw_half_of_another_run_looks_again(
-    site_packages: Path, monkeypatch: pytest.MonkeyPatch, disturbed: bool, code: int
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_what_half_of_another_run_showed_is_looked_at_again_under_the_lock(
+    site_packages: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     assert run("apply", "--site-packages", site_packages).exit_code == 0
-    looks = []
+    if command == "apply":
+        assert run("revert", "--site-packages", site_packages).exit_code == 0
+    held = []
 
     def classify_half(installation: Installation) -> Assessment:
-        """Patched files, but no manifest yet: as if it looked while another apply was at work."""
-        looks.append(installation)
+        """Without the lock, as if each look fell into the middle of another run."""
         assessment = classify(installation)
-        if len(looks) > 1:
+        held.append(held_by(site_packages) is not None)
+        if held[-1]:
             return assessment
-        if disturbed:
-            (site_packages / "a name").mkdir()
-            (site_packages / "a name").rmdir()
-        return assessment._replace(manifest=None)
+        edited = tuple(status._replace(state="modified") for status in assessment.files)
+        return assessment._replace(manifest=None, files=edited)
 
-    monkeypatch.setattr("vllm_eagle3_patch.commands.apply.classify", classify_half)
-    assert run("revert", "--site-packages", site_packages).exit_code == code
+    monkeypatch.setattr(f"vllm_eagle3_patch.commands.{command}.classify", classify_half)
+    assert run(command, "--site-packages", site_packages).exit_code == 0
+    assert any(held)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch.assess.assessment import Assessment, FileStatus, Problem
 from vllm_eagle3_patch.assess.model_facts import ModelFacts
 from vllm_eagle3_patch.ground import matrix
 from vllm_eagle3_patch.ground.errors import PatchError, UnsupportedError
@@ -21,90 +22,6 @@ if TYPE_CHECKING:
 
 OUTDATED_BYTECODE = "outdated-bytecode"
 _MARKERS = re.compile(rb"# vllm-eagle3-patch: ([a-z0-9-]+)")
-
-
-class Problem(NamedTuple):
-    """Something a user should know: a stable code, what is so, what to do."""
-
-    code: str
-    message: str
-    hint: str
-
-    @classmethod
-    def of(cls, error: PatchError) -> Problem:
-        """An error as a problem."""
-        return cls(error.code, error.message, error.hint)
-
-
-class FileStatus(NamedTuple):
-    """One file that a patch concerns.
-
-    Attributes:
-        path: Relative to the directory that holds the package.
-        state: ``pristine``, ``patched``, ``modified`` or ``missing``.
-        digest: Its sha256 in hexadecimal, None if it is missing.
-        patches: The patches in it; for a pristine file those that concern it, if known.
-        known: Whether its content is in the matrix or was written by us.
-        entry: What our manifest says of it, where that still holds.
-        stale: Whether the manifest speaks of it, but vLLM was installed anew since.
-    """
-
-    path: str
-    state: str
-    digest: str | None
-    patches: tuple[str, ...]
-    known: bool
-    entry: ManifestEntry | None = None
-    stale: bool = False
-
-
-class Assessment(NamedTuple):
-    """Everything that is known of an installation before anything is decided.
-
-    Attributes:
-        installation: The vLLM in question.
-        sources: Its files.
-        manifest: What our state folder says, None without one or if it is corrupt.
-        release: The release that it is by content, None if it is none of the matrix.
-        files: The files concerned.
-        facts: What holds for each model that it ships.
-        problems: What a user should know, whatever is decided.
-    """
-
-    installation: Installation
-    sources: Sources
-    manifest: Manifest | None
-    release: Release | None
-    files: tuple[FileStatus, ...]
-    facts: tuple[ModelFacts, ...]
-    problems: tuple[Problem, ...] = ()
-
-    @property
-    def pinned(self) -> bool:
-        """Whether every file concerned is known by content."""
-        return self.release is not None and all(status.known for status in self.files)
-
-    @property
-    def not_shipped(self) -> frozenset[str]:
-        """Files of our manifest that the vLLM that is there now came without."""
-        entries = self.manifest.files if self.manifest else {}
-        record = self.installation.record
-        return frozenset(path for path in entries if record and path not in record)
-
-    @property
-    def originals(self) -> Sources:
-        """The installation as it was before us: our files replaced by their kept originals.
-
-        Raises:
-            StateCorruptError: An original is lost or not what it was.
-        """
-        if self.manifest is None:
-            return self.sources
-        from vllm_eagle3_patch.transaction.state.manifest import original_bytes
-
-        root = self.installation.root
-        ours = [status.entry for status in self.files if status.entry is not None]
-        return self.sources.with_overlay({e.path: original_bytes(root, e) for e in ours})
 
 
 def classify(installation: Installation) -> Assessment:
@@ -169,7 +86,7 @@ def identify(
 def _concerned(sources: Sources, release: Release | None) -> Iterable[str]:
     if release is not None:
         return release.files
-    from vllm_eagle3_patch.codemod.patch import all_patches
+    from vllm_eagle3_patch.patches._discovery import all_patches
 
     return sorted({path for patch in all_patches() for path in patch.paths(sources)})
 
@@ -350,7 +267,7 @@ def _bytecode_problems(assessment: Assessment) -> Iterable[Problem]:
     patched = [status.path for status in assessment.files if status.state == "patched"]
     if not patched:
         return
-    from vllm_eagle3_patch.ground.os_errors import one_line
+    from vllm_eagle3_patch.ground.text import one_line
     from vllm_eagle3_patch.transaction.bytecode import outdated_unchecked
 
     root = assessment.installation.root

@@ -9,8 +9,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.codemod.patch import all_patches
+from vllm_eagle3_patch.patches._discovery import all_patches
 from vllm_eagle3_patch.vllm_source import platforms, syntax
+from vllm_eagle3_patch.vllm_source.paths import (
+    CUDA,
+    DEEPSEEK,
+    NEWER_LOADER,
+    PROPOSERS,
+    RUNNER,
+    WHOLE_CONFIG,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,14 +27,8 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-DEEPSEEK = "vllm/model_executor/models/deepseek_v2.py"
-CUDA = "vllm/platforms/cuda.py"
-RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-CONFIG = "vllm/config/vllm.py"
-PROPOSERS = ("vllm/v1/spec_decode/llm_base_proposer.py", "vllm/v1/spec_decode/eagle.py")
-NEWER_RUNNER = "vllm/v1/worker/gpu/spec_decode/eagle/utils.py"
 
-EVIDENCE = (DEEPSEEK, CUDA, RUNNER, CONFIG, *PROPOSERS, NEWER_RUNNER)
+EVIDENCE = (DEEPSEEK, CUDA, RUNNER, WHOLE_CONFIG, *PROPOSERS, NEWER_LOADER)
 """The files that the readers below read, beside those that patches change."""
 
 
@@ -114,15 +116,15 @@ def _draft_loaders(sources: Sources, model: FamilyModel) -> Iterator[str]:
     Where the newer runner is the default the other still takes over for what that one cannot do.
     """
     yield from filter(sources.exists, PROPOSERS)
-    if _newer_runner_is_default(sources, model) and sources.exists(NEWER_RUNNER):
-        yield NEWER_RUNNER
+    if _newer_runner_is_default(sources, model) and sources.exists(NEWER_LOADER):
+        yield NEWER_LOADER
 
 
 def _newer_runner_is_default(sources: Sources, model: FamilyModel) -> bool:
     """Never up to 0.21.0, for some architectures up to 0.28.0, then for all."""
-    if not sources.exists(CONFIG):
+    if not sources.exists(WHOLE_CONFIG):
         return False
-    module = sources.module(CONFIG)
+    module = sources.module(WHOLE_CONFIG)
     chooses = syntax.find_function(module, "use_v2_model_runner")
     if chooses is None:
         return False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch import __version__
-from vllm_eagle3_patch.assess.classify import Problem, facts_of
+from vllm_eagle3_patch.assess.assessment import Problem
+from vllm_eagle3_patch.assess.classify import facts_of
+from vllm_eagle3_patch.assess.decision import Options, Plan
 from vllm_eagle3_patch.ground.errors import UnsupportedError
 from vllm_eagle3_patch.ground.family import FAMILY, select_models
 from vllm_eagle3_patch.vllm_source.sources import sha256
@@ -15,62 +16,17 @@ from vllm_eagle3_patch.vllm_source.sources import sha256
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from vllm_eagle3_patch.assess.classify import Assessment, FileStatus
+    from vllm_eagle3_patch.assess.assessment import Assessment, FileStatus
     from vllm_eagle3_patch.assess.model_facts import ModelFacts
     from vllm_eagle3_patch.codemod.compose import Composed
     from vllm_eagle3_patch.codemod.patch import Patch
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.ground.matrix import FilePin
-    from vllm_eagle3_patch.transaction.commit import Change
+    from vllm_eagle3_patch.transaction.change import Change
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
 READY, WOULD_CHANGE, CANNOT, MODIFIED = 0, 1, 4, 5
 _UNTRUSTED = {"state-corrupt", "state-newer", "state-unsafe"}
-
-
-class Options(NamedTuple):
-    """The options that select what is patched, as the contract names them."""
-
-    unpinned: bool = False
-    interface_only: bool = False
-    harden: bool = False
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    force: bool = False
-
-    @property
-    def default_set(self) -> bool:
-        """Whether the default set of patches is selected, the one that the matrix pins."""
-        return not (self.harden or self.only or self.skip)
-
-    def selects(self, name: str) -> bool:
-        """Whether ``--only`` and ``--skip`` leave a patch in."""
-        return name not in self.skip and (not self.only or name in self.only)
-
-    def allows(self, facts: ModelFacts) -> bool:
-        """Whether something can be done for a model: its engine may only be put up with."""
-        return facts.reason is None or (self.interface_only and facts.engine)
-
-
-class Plan(NamedTuple):
-    """How apply would end, and what it would write.
-
-    Attributes:
-        exit_code: 0 nothing to do, 1 there is, else why it cannot be done.
-        state: The installation's state in one word, as in the JSON of ``check``.
-        changes: What would be written.
-        before: The bytes now in each file that would be written.
-        problems: Why it cannot be done, if so.
-        candidates: The models in question.
-    """
-
-    exit_code: int
-    state: str
-    changes: tuple[Change, ...] = ()
-    before: Mapping[str, bytes] = MappingProxyType({})
-    problems: tuple[Problem, ...] = ()
-    candidates: tuple[str, ...] = ()
 
 
 def plan(assessment: Assessment, options: Options, *, contents: bool = True) -> Plan:
@@ -188,7 +144,7 @@ def _beyond_ready(options: Options) -> set[str]:
     """The patches that no model lacks to be ready, if any were named."""
     if not options.only:
         return set()
-    from vllm_eagle3_patch.codemod.patch import all_patches
+    from vllm_eagle3_patch.patches._discovery import all_patches
 
     return {patch.name for patch in all_patches() if patch.harden or patch.companion}
 
@@ -324,7 +280,7 @@ def _needed(
     assessment: Assessment, options: Options, candidates: Sequence[ModelFacts], base: Sources
 ) -> tuple[Patch, ...]:
     """What a model in question lacks and is selected, and what is in place already."""
-    from vllm_eagle3_patch.codemod.patch import chosen_patches
+    from vllm_eagle3_patch.patches._discovery import chosen_patches
 
     names = {facts.architecture for facts in candidates}
     facts_before = candidates
@@ -346,7 +302,7 @@ def _models(assessment: Assessment) -> tuple[FamilyModel, ...]:
 
 
 def _as_pinned(assessment: Assessment, composed: Mapping[str, Composed], *, hardened: bool) -> None:
-    from vllm_eagle3_patch.codemod.patch import all_patches
+    from vllm_eagle3_patch.patches._discovery import all_patches
 
     release = assessment.release
     if release is None or not assessment.pinned:
@@ -369,7 +325,7 @@ def _as_pinned(assessment: Assessment, composed: Mapping[str, Composed], *, hard
 def _changes(
     assessment: Assessment, options: Options, composed: Mapping[str, Composed]
 ) -> tuple[tuple[Change, ...], dict[str, bytes]]:
-    from vllm_eagle3_patch.transaction.commit import Change
+    from vllm_eagle3_patch.transaction.change import Change
 
     entries = assessment.manifest.files if assessment.manifest else {}
     changes, before = [], {}

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.assess import limits
 from vllm_eagle3_patch.assess.model_facts import ModelFacts
-from vllm_eagle3_patch.codemod.patch import INTERFACES, all_patches
 from vllm_eagle3_patch.ground.family import FAMILY, FamilyModel
+from vllm_eagle3_patch.patches._discovery import all_patches
 from vllm_eagle3_patch.vllm_source import platforms
+from vllm_eagle3_patch.vllm_source.paths import DRAFT_MODEL, INTERFACES, KV_CACHE, REGISTRY
 from vllm_eagle3_patch.vllm_source.sources import not_too_deep
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-REGISTRY = "vllm/model_executor/models/registry.py"
-KV_CACHE = "vllm/v1/core/kv_cache_utils.py"
-DRAFT_MODEL = "vllm/model_executor/models/llama_eagle3.py"
 REFUSES_EMBEDDINGS = b"does not support multimodal inputs yet"
 
 LANGUAGE_MODELS = {model.wrapper.language_model for model in FAMILY if model.wrapper}

@@ -5,7 +5,6 @@ A shell asks at every press of Tab, so nothing here may import LibCST.
 
 from __future__ import annotations
 
-import pkgutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -30,11 +29,10 @@ def print_script(program: click.Command, shell: str) -> None:
 
 def patch_names() -> tuple[str, ...]:
     """The name of every patch, as the modules of ``patches/`` and the family say, unimported."""
-    from vllm_eagle3_patch import patches
     from vllm_eagle3_patch.ground.family import FAMILY
+    from vllm_eagle3_patch.patches._discovery import module_names
 
-    modules = {module.name for module in pkgutil.iter_modules(patches.__path__)} - {"wrappers"}
-    modules = {name for name in modules if not name.startswith("_")}
+    modules = {*module_names()} - {"wrappers"}
     wrappers = {model.wrapper.patch for model in FAMILY if model.wrapper is not None}
     return tuple(sorted({name.replace("_", "-") for name in modules} | wrappers))
 

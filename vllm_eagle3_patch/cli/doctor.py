@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.cli.termination import Ending
 from vllm_eagle3_patch.doctor.serve_options import ServeOptions, length, parse_serve
-from vllm_eagle3_patch.output import reports
+from vllm_eagle3_patch.output.blocks import Line, print_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from vllm_eagle3_patch.commands.apply import Where
+    from vllm_eagle3_patch.commands.where import Where
     from vllm_eagle3_patch.doctor.diagnosis import Diagnosis
     from vllm_eagle3_patch.doctor.draft_config import Written
     from vllm_eagle3_patch.doctor.metrics.acceptance import MetricsReport
-    from vllm_eagle3_patch.output.reports import Block
+    from vllm_eagle3_patch.output.blocks import Block
 
 _AS_GIVEN = (
     "tensor_parallel_size",
@@ -76,7 +76,7 @@ def run(where: Where, given: Mapping[str, Any]) -> Ending:
             "exit_code": code,
             "verdict": verdict,
         },
-        lambda: reports.print_blocks(_blocks(diagnosis, written, report)),
+        lambda: print_blocks(_blocks(diagnosis, written, report)),
     )
 
 
@@ -101,7 +101,7 @@ def _of_metrics(report: MetricsReport) -> Ending:
             "metrics": report.document(),
         }
 
-    return Ending(report.exit_code, document, lambda: reports.print_blocks(report.blocks()))
+    return Ending(report.exit_code, document, lambda: print_blocks(report.blocks()))
 
 
 def _document(
@@ -129,5 +129,5 @@ def _blocks(
     if written is not None:
         yield from render.written_blocks(written)
     if report is not None:
-        yield reports.Line("")
+        yield Line("")
         yield from report.blocks(diagnosis)

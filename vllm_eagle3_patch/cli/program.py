@@ -12,13 +12,16 @@ import click
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.cli import termination
+from vllm_eagle3_patch.output.installations import print_everywhere
+from vllm_eagle3_patch.output.matrix import print_matrix, print_release
+from vllm_eagle3_patch.output.streams import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from vllm_eagle3_patch.assess.plan import Options
-    from vllm_eagle3_patch.commands.apply import Where
+    from vllm_eagle3_patch.assess.decision import Options
     from vllm_eagle3_patch.commands.report import Report
+    from vllm_eagle3_patch.commands.where import Where
 
 # Seconds. An import of vLLM takes 5 to 17 s on two cores; some file systems are far slower.
 _TIMEOUT, _LONGEST_TIMEOUT = 300, 24 * 60 * 60
@@ -211,9 +214,9 @@ def check(
         _check_all(everywhere, search, given, as_json=json, debug=debug)
 
     def run() -> Report:
-        from vllm_eagle3_patch.commands import apply
+        from vllm_eagle3_patch.commands.check import check
 
-        report = apply.check(_given_where(given), _given_options(given))
+        report = check(_given_where(given), _given_options(given))
         return report._replace(options=_options_of_apply(given), named=_named(given))
 
     _run(run, as_json=json, debug=debug, command="check")
@@ -242,12 +245,11 @@ def verify(json: bool, debug: bool, timeout: int, **given: Any) -> NoReturn:
     """
 
     def run() -> Report:
-        from vllm_eagle3_patch.commands import apply
-        from vllm_eagle3_patch.output import reports
+        from vllm_eagle3_patch.commands.verify import Verifying, verify
 
-        with reports.progress() as progress:
-            verifying = apply.Verifying(timeout, progress)
-            report = apply.verify(_given_where(given), _given_options(given), verifying)
+        with progress() as tell:
+            verifying = Verifying(timeout, tell)
+            report = verify(_given_where(given), _given_options(given), verifying)
         return report._replace(options=_options_of_apply(given), named=_named(given))
 
     _run(run, as_json=json, debug=debug, command="verify")
@@ -290,13 +292,13 @@ def apply(
     """
 
     def run() -> Report:
-        from vllm_eagle3_patch.commands import apply
-        from vllm_eagle3_patch.output import reports
+        from vllm_eagle3_patch.commands.apply import apply
+        from vllm_eagle3_patch.commands.verify import Verifying
 
         where, options = _given_where(given), _given_options(given)
-        with reports.progress() as progress:
-            verifying = apply.Verifying(timeout, progress) if verify else None
-            return apply.apply(where, options, dry_run=dry_run, show_diff=diff, verifying=verifying)
+        with progress() as tell:
+            verifying = Verifying(timeout, tell) if verify else None
+            return apply(where, options, dry_run=dry_run, show_diff=diff, verifying=verifying)
 
     _run(run, as_json=json, debug=debug, command="apply", dry_run=dry_run or diff)
 
@@ -320,9 +322,9 @@ def revert(json: bool, debug: bool, dry_run: bool, force: bool, **given: Any) ->
     """
 
     def run() -> Report:
-        from vllm_eagle3_patch.commands import apply
+        from vllm_eagle3_patch.commands.revert import revert
 
-        return apply.revert(_given_where(given), force=force, dry_run=dry_run)
+        return revert(_given_where(given), force=force, dry_run=dry_run)
 
     _run(run, as_json=json, debug=debug, command="revert", dry_run=dry_run)
 
@@ -346,9 +348,9 @@ def show_diff(json: bool, debug: bool, **given: Any) -> NoReturn:
     """
 
     def run() -> Report:
-        from vllm_eagle3_patch.commands import apply
+        from vllm_eagle3_patch.commands.diff import diff
 
-        return apply.diff(_given_where(given), _given_options(given))
+        return diff(_given_where(given), _given_options(given))
 
     _run(run, as_json=json, debug=debug, command="diff")
 
@@ -373,17 +375,16 @@ def matrix(json: bool, debug: bool, release: str | None) -> NoReturn:
 
     def run() -> termination.Ending:
         from vllm_eagle3_patch.ground import matrix as pins
-        from vllm_eagle3_patch.output import reports
 
         if release is None:
             releases = pins.oldest_first()
-            show = functools.partial(reports.print_matrix, releases)
+            show = functools.partial(print_matrix, releases)
             return termination.Ending(0, lambda: pins.document(releases), show)
         one = pins.load(release)
         if one is None:
             message = f"no release {release} in the matrix"
             raise click.BadParameter(message, param_hint="--release")
-        show = functools.partial(reports.print_release, one)
+        show = functools.partial(print_release, one)
         return termination.Ending(0, lambda: pins.document([one]), show)
 
     termination.run_to_end(run, command="matrix", as_json=json, debug=debug)
@@ -530,23 +531,22 @@ def _check_all(
 
     def run() -> termination.Ending:
         from vllm_eagle3_patch.commands.check_all import check_all
-        from vllm_eagle3_patch.output import reports
 
         found = check_all(_given_options(given), search)
-        show = functools.partial(reports.print_everywhere, found)
+        show = functools.partial(print_everywhere, found)
         return termination.Ending(found.exit_code, found.document, show)
 
     termination.run_to_end(run, command="check", as_json=as_json, debug=debug)
 
 
 def _given_where(given: dict[str, Any]) -> Where:
-    from vllm_eagle3_patch.commands.apply import Where
+    from vllm_eagle3_patch.commands.where import Where
 
     return Where(given["site_packages"], given["python"])
 
 
 def _given_options(given: dict[str, Any]) -> Options:
-    from vllm_eagle3_patch.assess.plan import Options
+    from vllm_eagle3_patch.assess.decision import Options
     from vllm_eagle3_patch.ground.family import FAMILY, select_models
 
     try:
@@ -572,7 +572,7 @@ def _named(given: dict[str, Any]) -> tuple[str, ...]:
 def _known_patches(*names: str) -> None:
     if not names:
         return
-    from vllm_eagle3_patch.codemod.patch import all_patches
+    from vllm_eagle3_patch.patches._discovery import all_patches
 
     known = [patch.name for patch in all_patches()]
     for name in names:

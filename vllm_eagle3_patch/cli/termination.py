@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import click
 
 from vllm_eagle3_patch.ground.errors import PatchError
+from vllm_eagle3_patch.ground.text import one_line
+from vllm_eagle3_patch.output.blocks import print_diff
+from vllm_eagle3_patch.output.report import print_report
+from vllm_eagle3_patch.output.streams import print_error, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,11 +56,9 @@ class Ending(NamedTuple):
     @classmethod
     def of(cls, report: Report) -> Ending:
         """Of a command that made a report; of ``diff`` only a diff goes to standard output."""
-        from vllm_eagle3_patch.output import reports
-
-        show = partial(reports.print_report, report)
+        show = partial(print_report, report)
         if report.command == "diff" and report.diff is not None:
-            show = partial(reports.print_diff, report.diff)
+            show = partial(print_diff, report.diff)
         is_diff = report.command == "diff"
         return cls(report.exit_code, report.document, show, is_diff and report.diff is None)
 
@@ -102,7 +104,6 @@ def run_to_end(
     run: Callable[[], Ending], *, command: str, as_json: bool, debug: bool, dry_run: bool = False
 ) -> NoReturn:
     """Run a command, print how it ended, and exit with its code."""
-    from vllm_eagle3_patch.output import reports
 
     def document(code: int, name: str, message: str, hint: str) -> None:
         if as_json:
@@ -113,7 +114,7 @@ def run_to_end(
             ending = run()
         code = ending.exit_code
         if as_json:
-            _print(partial(reports.print_json, ending.document()), code)
+            _print(partial(print_json, ending.document()), code)
         elif ending.for_stderr:
             _tell(ending.show)
         else:
@@ -123,8 +124,8 @@ def run_to_end(
         if debug:
             _tell_traceback()
         if as_json:
-            _print(partial(reports.print_json, _error_document(error, command, dry_run)), code)
-        _tell(partial(reports.print_error, error))
+            _print(partial(print_json, _error_document(error, command, dry_run)), code)
+        _tell(partial(print_error, error))
     except KeyboardInterrupt as interruption:
         code = getattr(interruption, "exit_code", INTERRUPTED)
         document(code, "interrupted-by-user", f"interrupted; {_UNHARMED}", "run it again")
@@ -133,7 +134,7 @@ def run_to_end(
         raise
     except Exception as error:
         code = INTERNAL_ERROR
-        message = reports.printable(f"internal error: {type(error).__name__}: {error}")
+        message = one_line(f"internal error: {type(error).__name__}: {error}")
         document(code, "internal-error", message, "run it with --debug and report it")
         if debug:
             _tell_traceback()
@@ -143,19 +144,17 @@ def run_to_end(
 
 def end_of_usage_error(error: click.ClickException, given: Sequence[str]) -> int:
     """Say what is wrong with the command line, in JSON too where that was asked for."""
-    from vllm_eagle3_patch.output.reports import printable
-
     context = error.ctx if isinstance(error, click.UsageError) else None
     if "--json" in given or _asked_for_json_by_environment(context):
         command = context.info_name if context is not None and context.parent is not None else None
         see = f"see {_PROGRAM} {command} --help" if command else f"see {_PROGRAM} --help"
-        message = printable(error.format_message())
+        message = one_line(error.format_message())
         _print_problem(command or _PROGRAM, error.exit_code, "usage", message, see)
     usage = ""
     if context is not None:
         usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n"
     # As click shows it, but for what the message quotes of the user's own words.
-    _tell_line(f"{_lines(usage)}Error: {printable(error.format_message())}")
+    _tell_line(f"{_lines(usage)}Error: {one_line(error.format_message())}")
     return error.exit_code
 
 
@@ -190,29 +189,23 @@ def _asked_for_json_by_environment(context: click.Context | None) -> bool:
 
 
 def _error_document(error: PatchError, command: str, dry_run: bool) -> dict[str, Any]:
-    from vllm_eagle3_patch.assess.classify import Problem
+    from vllm_eagle3_patch.assess.assessment import Problem
     from vllm_eagle3_patch.commands.report import Report
 
-    return Report(
-        command,
-        error.exit_code,
-        installation=error.installation,
-        problems=(Problem.of(error),),
-        dry_run=dry_run,
-        verification=error.verification,
-    ).document()
+    problems = (Problem.of(error),)
+    report = Report(command, error.exit_code, problems=problems, dry_run=dry_run)
+    return {**report.document(), **error.document}
 
 
 def _print_problem(
     command: str, exit_code: int, code: str, message: str, hint: str, *, dry_run: bool = False
 ) -> None:
-    from vllm_eagle3_patch.assess.classify import Problem
+    from vllm_eagle3_patch.assess.assessment import Problem
     from vllm_eagle3_patch.commands.report import Report
-    from vllm_eagle3_patch.output import reports
 
     problems = (Problem(code, message, hint),)
     document = Report(command, exit_code, problems=problems, dry_run=dry_run).document()
-    _print(partial(reports.print_json, document), exit_code)
+    _print(partial(print_json, document), exit_code)
 
 
 def _print(write: Callable[[], object], exit_code: int) -> None:
@@ -253,9 +246,7 @@ def _tell_traceback() -> None:
 
 def _lines(text: str) -> str:
     """Several lines as any terminal can show them, whatever they quote."""
-    from vllm_eagle3_patch.output.reports import printable
-
-    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    return "\n".join("\t".join(map(one_line, line.split("\t"))) for line in text.split("\n"))
 
 
 def _drop(stream: TextIO | None) -> None:

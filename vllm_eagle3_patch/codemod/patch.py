@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm_eagle3_patch.ground.errors import AnchorNotFoundError, VerificationError
 from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.vllm_source.paths import INTERFACES, RUNNER
 from vllm_eagle3_patch.vllm_source.sources import Text, not_too_deep
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
 
-_REGISTERED: list[Callable[[], Patch]] = []
+REGISTERED: list[Callable[[], Patch]] = []
+"""The classes of patches, once the modules that define them were imported."""
 
 
 class Patch(ABC):
@@ -47,7 +46,7 @@ class Patch(ABC):
     def __init_subclass__(cls) -> None:
         """Register the class, unless it is a base of others and has no name of its own."""
         if "name" in vars(cls):
-            _REGISTERED.append(cls)
+            REGISTERED.append(cls)
 
     @abstractmethod
     def paths(self, sources: Sources) -> tuple[str, ...]:
@@ -134,10 +133,6 @@ class Patch(ABC):
         return changed
 
 
-INTERFACES = "vllm/model_executor/models/interfaces.py"
-RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-
-
 def has_protocol(sources: Sources) -> bool:
     """Whether this vLLM asks for the protocol ``SupportsEagle3`` (0.10.1 on) and has it.
 
@@ -151,47 +146,3 @@ def has_protocol(sources: Sources) -> bool:
             "deepseek-v2", INTERFACES, "class SupportsEagle3", "the module", 0
         )
     return False
-
-
-@cache
-def all_patches() -> tuple[Patch, ...]:
-    """Every patch of ``patches/``, by name; importing them needs LibCST."""
-    from vllm_eagle3_patch import patches
-
-    for module in pkgutil.iter_modules(patches.__path__, f"{patches.__name__}."):
-        importlib.import_module(module.name)
-    return tuple(sorted((kind() for kind in _REGISTERED), key=lambda patch: patch.name))
-
-
-ANCHOR_OF_COMPANIONS = "deepseek-v2"
-
-
-def chosen_patches(
-    lacking: Collection[str],
-    *,
-    harden: bool = False,
-    only: Collection[str] = (),
-    skip: Collection[str] = (),
-    in_place: Collection[str] = (),
-) -> tuple[Patch, ...]:
-    """The patches that an installation gets, in the order in which they are applied.
-
-    Args:
-        lacking: What the models in question lack to be ready.
-        harden: Whether patches that change models that already start are wanted too.
-        only: The names chosen by the user; others are left out.
-        skip: The names that the user does not want.
-        in_place: What we put there earlier: it stays, whatever is chosen now.
-    """
-
-    def wanted(patch: Patch) -> bool:
-        if patch.name in skip or (only and patch.name not in only):
-            return False
-        if patch.harden:
-            return harden or patch.name in only
-        if patch.companion:
-            beside = ANCHOR_OF_COMPANIONS in lacking or ANCHOR_OF_COMPANIONS in in_place
-            return beside or harden or patch.name in only
-        return patch.name in lacking
-
-    return tuple(p for p in all_patches() if p.name in in_place or wanted(p))

@@ -10,23 +10,18 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from vllm_eagle3_patch import __version__
+from vllm_eagle3_patch.commands.report import Everywhere
 from vllm_eagle3_patch.ground.errors import PatchError, VllmNotFoundError
+from vllm_eagle3_patch.ground.text import one_line
 from vllm_eagle3_patch.installation.find import ACTIVE, find
-from vllm_eagle3_patch.installation.site_packages import (
-    PACKAGE,
-    absolute,
-    is_package,
-    look_in,
-    one_line,
-)
+from vllm_eagle3_patch.installation.site_packages import PACKAGE, absolute, is_package, look_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from vllm_eagle3_patch.assess.plan import Options
+    from vllm_eagle3_patch.assess.decision import Options
     from vllm_eagle3_patch.commands.report import Report
 
 _NOT_FOUND = VllmNotFoundError.exit_code
@@ -67,34 +62,6 @@ class Place(NamedTuple):
     found_by: str
 
 
-class Everywhere(NamedTuple):
-    """What ``check --all`` found.
-
-    Attributes:
-        reports: One for each installation, or for a place that could not be read.
-    """
-
-    reports: tuple[Report, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """The highest of all, so that 0 means all ready and 1 that apply gets the others there."""
-        return max((report.exit_code for report in self.reports), default=_NOT_FOUND)
-
-    def document(self) -> dict[str, Any]:
-        """The JSON document: those of ``check``, in a list."""
-        from vllm_eagle3_patch.commands.report import SCHEMA
-
-        return {
-            "schema": SCHEMA,
-            "tool": __version__,
-            "command": "check",
-            "all": True,
-            "exit_code": self.exit_code,
-            "installations": [report.document() for report in self.reports],
-        }
-
-
 def check_all(
     options: Options, search: Sequence[Path] = (), environ: Mapping[str, str] | None = None
 ) -> Everywhere:
@@ -119,8 +86,8 @@ def check_all(
 
 def _checked(place: Place, options: Options, seen: set[str]) -> Report | None:
     """What ``check`` says of one folder; None if it holds no vLLM, or one that was seen."""
-    from vllm_eagle3_patch.assess.classify import Problem
-    from vllm_eagle3_patch.commands.apply import check_installation
+    from vllm_eagle3_patch.assess.assessment import Problem
+    from vllm_eagle3_patch.commands.check import check_installation
     from vllm_eagle3_patch.commands.report import Report
 
     installation = None

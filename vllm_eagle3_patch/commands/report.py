@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_eagle3_patch import __version__
+from vllm_eagle3_patch.assess.decision import Plan
 from vllm_eagle3_patch.assess.limit_messages import message
+from vllm_eagle3_patch.ground.errors import VllmNotFoundError
 
 if TYPE_CHECKING:
-    from vllm_eagle3_patch.assess.classify import Assessment, Problem
+    from vllm_eagle3_patch.assess.assessment import Assessment, Problem
     from vllm_eagle3_patch.assess.model_facts import ModelFacts
     from vllm_eagle3_patch.installation.find import Installation
-    from vllm_eagle3_patch.verify.verification import Verification
+    from vllm_eagle3_patch.verify.results import Verification
 
 SCHEMA = 1
 
@@ -62,7 +64,7 @@ class Report(NamedTuple):
             "tool": __version__,
             "command": self.command,
             "exit_code": self.exit_code,
-            "vllm": _vllm(self.installation),
+            "vllm": self.installation.document() if self.installation else None,
             "release": _release(self.assessment),
             "state": self.state,
             "models": _models(self.assessment),
@@ -80,22 +82,6 @@ class Report(NamedTuple):
         if self.verification is not None:
             document["verification"] = self.verification.document()
         return document
-
-
-def _vllm(installation: Installation | None) -> dict[str, Any] | None:
-    if installation is None:
-        return None
-    return {
-        "version": installation.version,
-        "distribution": installation.distribution,
-        "location": str(installation.package),
-        "python": installation.python,
-        "installer": installation.installer,
-        "editable": installation.editable,
-        "chosen_by": installation.chosen_by,
-        "skipped": list(installation.skipped),
-        "shadowed": [str(package) for package in installation.shadowed],
-    }
 
 
 def _release(assessment: Assessment | None) -> dict[str, Any]:
@@ -154,3 +140,45 @@ def _files(assessment: Assessment | None) -> list[dict[str, Any]]:
         }
         for status in assessment.files
     ]
+
+
+def report_of(command: str, assessment: Assessment, decided: Plan, **more: object) -> Report:
+    problems = (*decided.problems, *assessment.problems)
+    return Report(
+        command,
+        decided.exit_code,
+        decided.state,
+        assessment.installation,
+        assessment,
+        problems,
+        candidates=decided.candidates,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+class Everywhere(NamedTuple):
+    """What ``check --all`` found.
+
+    Attributes:
+        reports: One for each installation, or for a place that could not be read.
+    """
+
+    reports: tuple[Report, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The highest of all, so that 0 means all ready and 1 that apply gets the others there."""
+        return max(
+            (report.exit_code for report in self.reports), default=VllmNotFoundError.exit_code
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document: those of ``check``, in a list."""
+        return {
+            "schema": SCHEMA,
+            "tool": __version__,
+            "command": "check",
+            "all": True,
+            "exit_code": self.exit_code,
+            "installations": [report.document() for report in self.reports],
+        }

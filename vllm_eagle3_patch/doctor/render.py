@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.doctor.diagnosis import IN_WORDS
 from vllm_eagle3_patch.doctor.situation import as_option
-from vllm_eagle3_patch.output.reports import Block, Columns, Line
+from vllm_eagle3_patch.output.blocks import Block, Columns, Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from vllm_eagle3_patch.installation.find import Installation
-    from vllm_eagle3_patch.verify.verification import Verification
 
 
 class PatchError(Exception):
@@ -28,10 +25,8 @@ class PatchError(Exception):
         self.message = message
         self.hint = hint
         self.code = code or self.default_code
-        self.installation: Installation | None = None
-        """The vLLM that it is about, once one was found."""
-        self.verification: Verification | None = None
-        """What running it showed, if that is what failed."""
+        self.document: dict[str, Any] = {}
+        """What a command that failed adds to the JSON document: the vLLM that it is about."""
 
 
 class WrongUsageError(PatchError):
@@ -112,11 +107,29 @@ class VerificationError(PatchError):
     default_code = "verification"
 
 
-class NotWritableError(PatchError):
-    """Could not write: no permission, read-only, disk full, or another run holds the lock."""
+class BlockedError(PatchError):
+    """The system, or another run, is in the way."""
 
     exit_code = 7
+    default_code = "blocked"
+
+
+class NotWritableError(BlockedError):
+    """Could not write: no permission, read-only, disk full."""
+
     default_code = "not-writable"
+
+
+class NotReadableError(BlockedError):
+    """Could not read: no permission, or the disk fails."""
+
+    default_code = "unreadable"
+
+
+class BusyError(BlockedError):
+    """Another run holds the lock, or took it over."""
+
+    default_code = "busy"
 
 
 class InterruptedRunError(PatchError):
@@ -124,3 +137,16 @@ class InterruptedRunError(PatchError):
 
     exit_code = 8
     default_code = "interrupted"
+
+
+class StateCorruptError(PatchError):
+    """What our state folder holds is damaged, incomplete or forged."""
+
+    exit_code = 5
+    default_code = "state-corrupt"
+
+
+class UnsafeStateError(StateCorruptError):
+    """Our state folder is a link, or belongs to someone whose word does not count here."""
+
+    default_code = "state-unsafe"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_eagle3_patch.ground.errors import NotWritableError
+from vllm_eagle3_patch.ground.errors import BlockedError, NotReadableError, NotWritableError
+from vllm_eagle3_patch.ground.text import one_line
 
 _HINTS = {
     "read-only": "remount the file system for writing, or patch where it is built (an image)",
@@ -31,34 +32,32 @@ _CODES = {
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn an ``OSError`` into a ``NotWritableError`` that says what to do."""
+def explained(kind: type[BlockedError] = NotWritableError) -> Iterator[None]:
+    """Turn an ``OSError`` into an error that says what to do.
+
+    Args:
+        kind: ``NotReadableError`` where nothing is written.
+    """
     try:
         yield
     except OSError as error:
-        raise not_writable(error) from error
+        raise refused(error, kind) from error
 
 
-def not_writable(error: OSError) -> NotWritableError:
-    """Say what the system refused and what to do about it."""
-    code = _CODES.get(error.errno or 0, NotWritableError.default_code)
+def refused(error: OSError, kind: type[BlockedError] = NotWritableError) -> BlockedError:
+    """What the system refused, and what to do about it."""
+    code = _CODES.get(error.errno or 0, kind.default_code)
     name = error.filename
     path = Path(os.fsdecode(name)) if isinstance(name, (str, bytes)) else Path()
     reason = error.strerror or str(error) or type(error).__name__
     if code == "permission":
-        hint = _who_may_write(path)
+        hint = _who_may(path, "readable" if kind is NotReadableError else "writable")
     else:
         hint = _HINTS.get(code, "mend what the system reports, then run it again")
-    return NotWritableError(f"{one_line(path)}: {reason}", hint, code)
+    return kind(f"{one_line(path)}: {reason}", hint, code)
 
 
-def one_line(path: os.PathLike[str] | str) -> str:
-    """Return a path so that it can be printed anywhere, on one line."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
-def _who_may_write(path: Path) -> str:
+def _who_may(path: Path, what: str) -> str:
     user = user_name(os.geteuid())
     for folder in path.parents:
         try:
@@ -66,7 +65,7 @@ def _who_may_write(path: Path) -> str:
         except OSError:
             continue  # Not there, or not to be looked into: the next one up tells.
         if owner == user:
-            return f"{one_line(folder)} is yours ({user}): make it writable (chmod, chattr)"
+            return f"{one_line(folder)} is yours ({user}): make it {what} (chmod, chattr)"
         return f"{one_line(folder)} belongs to {owner} and you are {user}: run it as {owner}"
     return f"you are {user}: run it as the user who installed vLLM"
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_eagle3_patch.installation.site_packages import PACKAGE, one_line
+from vllm_eagle3_patch.ground.text import one_line
+from vllm_eagle3_patch.installation.site_packages import PACKAGE
 
 _ANCHOR = f"{PACKAGE}/__init__.py".encode()
 _TELLING_FILES = (f"{PACKAGE}/_version.py", f"{PACKAGE}/__init__.py")

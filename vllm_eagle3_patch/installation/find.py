@@ -9,14 +9,16 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from vllm_eagle3_patch.ground.errors import (
     BrokenVllmError,
-    NotWritableError,
+    NotReadableError,
     PatchError,
     VllmNotFoundError,
     VllmRemovedError,
 )
+from vllm_eagle3_patch.ground.text import one_line, shell_word
 from vllm_eagle3_patch.installation.distribution import distribution_of, read_record
 from vllm_eagle3_patch.installation.site_packages import (
     PACKAGE,
@@ -24,8 +26,6 @@ from vllm_eagle3_patch.installation.site_packages import (
     absolute,
     is_package,
     look_in,
-    one_line,
-    shell_word,
     unreadable_is_not_found,
 )
 
@@ -67,6 +67,20 @@ class Installation:
         """The package folder."""
         return self.root / PACKAGE
 
+    def document(self) -> dict[str, Any]:
+        """As the JSON of a report has it."""
+        return {
+            "version": self.version,
+            "distribution": self.distribution,
+            "location": str(self.package),
+            "python": self.python,
+            "installer": self.installer,
+            "editable": self.editable,
+            "chosen_by": self.chosen_by,
+            "skipped": list(self.skipped),
+            "shadowed": [str(package) for package in self.shadowed],
+        }
+
     @cached_property
     def record(self) -> Mapping[str, str]:
         """The sha256 of each file as it was installed, by its path from ``root``.
@@ -74,7 +88,7 @@ class Installation:
         Empty for a checkout, and where the installer wrote no RECORD.
 
         Raises:
-            NotWritableError: RECORD cannot be read.
+            NotReadableError: RECORD cannot be read.
             VllmNotFoundError: RECORD is broken.
         """
         if self.editable or self.dist_info is None:
@@ -106,7 +120,7 @@ def find(
 
     Raises:
         VllmNotFoundError: There is none, or the interpreter does not work.
-        NotWritableError: There is one whose metadata this user cannot read.
+        NotReadableError: There is one whose metadata this user cannot read.
     """
     if site_packages is not None:
         return _in_folder(absolute(site_packages))
@@ -286,10 +300,9 @@ def _version_in_source(package: Path) -> str | None:
 
 def _broken_metadata(root: Path, error: Exception) -> PatchError:
     if isinstance(error, OSError):
-        return NotWritableError(
+        return NotReadableError(
             f"cannot read {one_line(error.filename or root)}: {error.strerror or error}",
             "run this as the user who installed vLLM, or make that readable",
-            code="unreadable",
         )
     return BrokenVllmError(
         f"cannot read what the metadata in {one_line(root)} says of vLLM: {one_line(error)}",

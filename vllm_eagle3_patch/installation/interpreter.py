@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_eagle3_patch.ground.errors import VllmNotFoundError
+from vllm_eagle3_patch.ground.text import one_line, shell_word
 from vllm_eagle3_patch.installation.site_packages import (
     PACKAGE,
     Lookup,
     absolute,
-    one_line,
-    shell_word,
     unique,
     unreadable_is_not_found,
 )

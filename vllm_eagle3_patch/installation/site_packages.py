@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vllm_eagle3_patch.ground.errors import VllmNotFoundError
+from vllm_eagle3_patch.ground.text import one_line
 
 PACKAGE = "vllm"
 
@@ -29,38 +30,6 @@ class Lookup(NamedTuple):
     remnants: tuple[Path, ...]
     others: tuple[Path, ...]
     path: tuple[Path, ...]
-
-
-def one_line(text: object) -> str:
-    """A path or a program's words as one printable line, whatever bytes they hold."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in str(text)
-    )
-
-
-def shell_word(path: os.PathLike[str] | str, encoding: str = "utf-8") -> str:
-    r"""A path as it can be pasted into a shell, on one line.
-
-    Args:
-        path: Whatever bytes it holds; those that cannot be shown are written as in ``$'\n'``.
-        encoding: That of the stream it is printed on.
-    """
-    import shlex
-
-    text = os.fspath(path)
-    try:
-        text.encode(encoding)
-        if text.isprintable():
-            return shlex.quote(text)
-    except UnicodeEncodeError:
-        pass  # Its bytes are shown instead.
-    characters = os.fsencode(text).decode("latin-1")
-    shown = "".join(
-        c if c.isascii() and c.isprintable() and c not in "'\\" else f"\\x{ord(c):02x}"
-        for c in characters
-    )
-    return f"$'{shown}'"
 
 
 def absolute(path: Path) -> Path:

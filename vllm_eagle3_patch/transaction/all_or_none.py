@@ -7,20 +7,14 @@ from itertools import count
 from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.errors import NotWritableError, VerificationError
 from vllm_eagle3_patch.ground.folder import Folder
-from vllm_eagle3_patch.ground.os_errors import not_writable
+from vllm_eagle3_patch.ground.os_errors import refused
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
-from vllm_eagle3_patch.transaction.file_swap import Site, current_digest, keep, swap
+from vllm_eagle3_patch.transaction.conclusion import conclude, finish, settle, write_document
+from vllm_eagle3_patch.transaction.file_swap import current_digest, keep, swap
 from vllm_eagle3_patch.transaction.git_exclude import add_exclude
-from vllm_eagle3_patch.transaction.recovery import (
-    conclude,
-    finish,
-    is_complete,
-    recover_in,
-    settle,
-    write_document,
-)
+from vllm_eagle3_patch.transaction.recovery import is_complete, recover_in
 from vllm_eagle3_patch.transaction.state import readme
-from vllm_eagle3_patch.transaction.state.journal import Journal
+from vllm_eagle3_patch.transaction.state.journal import Journal, Site
 from vllm_eagle3_patch.transaction.state.layout import (
     COPIES,
     EDITED,
@@ -159,5 +153,5 @@ def _begun(root: Folder, journal: Journal) -> Folder:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, OSError):
-        return not_writable(error).message
+        return refused(error).message
     return str(error) or type(error).__name__

@@ -2,6 +2,7 @@
 
 import stat
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,51 +16,18 @@ from vllm_eagle3_patch.transaction.all_or_none import (
     replace_all,
 )
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
-from vllm_eagle3_patch.transaction.file_swap import Site, changed_meanwhile, current_digest, stage
-from vllm_eagle3_patch.transaction.recovery import RecoveryResult, recover, recover_in
-from vllm_eagle3_patch.transaction.revert import RevertResult, revert
+from vllm_eagle3_patch.transaction.change import Change
+from vllm_eagle3_patch.transaction.file_swap import changed_meanwhile, current_digest, stage
+from vllm_eagle3_patch.transaction.recovery import RecoveryResult, recover_in
 from vllm_eagle3_patch.transaction.state.documents import safe_path
-from vllm_eagle3_patch.transaction.state.journal import APPLY, Journal, Replacement, unfinished
+from vllm_eagle3_patch.transaction.state.journal import (
+    APPLY,
+    Journal,
+    Replacement,
+    Site,
+)
 from vllm_eagle3_patch.transaction.state.lock import Hold, exclusive
 from vllm_eagle3_patch.transaction.state.manifest import Manifest, ManifestEntry, digest_of
-
-__all__ = [
-    "Change",
-    "CommitResult",
-    "Journal",
-    "KeptAside",
-    "RecoveryResult",
-    "RevertResult",
-    "commit",
-    "drop_bytecode",
-    "recover",
-    "revert",
-    "unfinished",
-]
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is to become of one file.
-
-    Args:
-        path: Relative to the root, with forward slashes.
-        expected: The SHA-256, in hex, of the bytes that must be there now.
-        after: What is to be there.
-        patches: The names of the patches in it.
-        keep_aside: For a file of ours that someone edited: keep a copy of the edited bytes. The
-            original stays the recorded one. Without it, a file that is not as we left it
-            counts as newly installed: what is there becomes the original.
-        made_of: The SHA-256 of the original that what is there was made of, if we made it: as long
-            as that is the recorded one, it stays that, whatever the manifest says was written.
-    """
-
-    path: str
-    expected: str
-    after: bytes
-    patches: tuple[str, ...]
-    keep_aside: bool = False
-    made_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +56,7 @@ def commit(
     release: str | None,
     check: Callable[[], None] | None = None,
     stale: Collection[str] = (),
+    hold: Hold | None = None,
 ) -> CommitResult:
     """Change all these files or none.
 
@@ -105,35 +74,37 @@ def commit(
         check: Called when all files are in place; what it raises rolls them back.
         stale: Paths in the manifest that are not ours any more (vLLM was installed anew): what was
             kept of them is dropped.
+        hold: The lock, if the caller holds it already.
 
     Raises:
         ModifiedFileError: A file is not as expected, or missing.
         VerificationError: The result is not as planned, or ``check`` failed.
         PatchError: What ``check`` raised, if it is one.
         StateCorruptError: The state cannot be trusted.
-        NotWritableError: Another run is at work, or something cannot be written.
+        BusyError: Another run is at work.
+        NotWritableError: Something cannot be written.
     """
     paths = [change.path for change in changes]
     if not all(map(safe_path, paths)) or len(set(paths)) != len(paths):
         raise ValueError(f"not distinct relative paths in the package: {paths}")
-    with exclusive(root) as hold:
-        recovered = recover_in(hold.root)
-        manifest = manifest_of(hold.root)
-        found = {change.path: _expected(hold.root, change) for change in changes}
+    with exclusive(root) if hold is None else nullcontext(hold) as held:
+        recovered = recover_in(held.root)
+        manifest = manifest_of(held.root)
+        found = {change.path: _expected(held.root, change) for change in changes}
         effective = [change for change in changes if digest_of(change.after) != change.expected]
-        dropped = _no_longer_ours(hold.root, manifest, stale)
+        dropped = _no_longer_ours(held.root, manifest, stale)
         if not effective and not dropped:
             return CommitResult((), (), recovered, manifest)
-        run = next_run(hold.root, manifest)
+        run = next_run(held.root, manifest)
         entries = {p: e for p, e in manifest.files.items() if p not in dropped} if manifest else {}
         files = tuple(_replacement(change, entries.get(change.path)) for change in effective)
         for change in effective:
             entries[change.path] = _entry(
-                hold.root, change, found[change.path], entries.get(change.path), run
+                held.root, change, found[change.path], entries.get(change.path), run
             )
         after = Manifest(tool_version, vllm_version, release, run, entries)
         journal = Journal(APPLY, tool_version, run, manifest, after, files)
-        carry_out(hold, journal, lambda site: _replace_all(site, hold, effective, check))
+        carry_out(held, journal, lambda site: _replace_all(site, held, effective, check))
         changed = tuple(file.path for file in files)
         return CommitResult(changed, KeptAside.all_of(journal), recovered, after)
 
@@ -142,7 +113,8 @@ def drop_bytecode(root: Path, paths: Sequence[str]) -> None:
     """Remove the compiled files of these sources (see ``remove_bytecode``).
 
     Raises:
-        NotWritableError: Another run is at work, or one that would be used may not be removed.
+        BusyError: Another run is at work.
+        NotWritableError: One that would be used may not be removed.
     """
     with exclusive(root) as hold:
         for path in paths:

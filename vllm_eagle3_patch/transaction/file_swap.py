@@ -2,12 +2,12 @@
 
 import errno
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.errors import ModifiedFileError
 from vllm_eagle3_patch.ground.folder import GONE, Folder, is_there, parent_of, passing_over
-from vllm_eagle3_patch.transaction.state.journal import REVERT, Journal, Replacement
+from vllm_eagle3_patch.transaction.state.journal import REVERT, Replacement, Site
 from vllm_eagle3_patch.transaction.state.layout import COPIES, ORIGINALS, made_parent
 from vllm_eagle3_patch.transaction.state.manifest import (
     ManifestEntry,
@@ -17,21 +17,6 @@ from vllm_eagle3_patch.transaction.state.manifest import (
     original_is_kept,
     original_is_usable,
 )
-
-
-@dataclass(frozen=True)
-class Site:
-    """An installation during a run.
-
-    Args:
-        root: The folder that holds the package.
-        state: Our state folder.
-        journal: What the run is about.
-    """
-
-    root: Folder
-    state: Folder
-    journal: Journal
 
 
 def current_digest(root: Folder, path: str) -> str | None:

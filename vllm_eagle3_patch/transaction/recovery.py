@@ -10,16 +10,17 @@ from pathlib import Path
 
 from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.errors import PatchError
-from vllm_eagle3_patch.ground.folder import Attributes, Folder
+from vllm_eagle3_patch.ground.folder import Folder
 from vllm_eagle3_patch.ground.os_errors import explained
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
-from vllm_eagle3_patch.transaction.file_swap import Site, current_digest, put_back, unstage
-from vllm_eagle3_patch.transaction.git_exclude import remove_exclude
+from vllm_eagle3_patch.transaction.conclusion import NEW, dissolve, end, finish, settle
+from vllm_eagle3_patch.transaction.file_swap import current_digest, put_back, unstage
 from vllm_eagle3_patch.transaction.state import lock, readme
 from vllm_eagle3_patch.transaction.state.journal import (
     APPLY,
     Journal,
     Replacement,
+    Site,
     is_concluded,
     journal_in,
 )
@@ -31,16 +32,13 @@ from vllm_eagle3_patch.transaction.state.layout import (
     JOURNAL,
     MANIFEST,
     ORIGINALS,
-    PREVIOUS,
     discard,
     document_in,
-    folder_mode,
     opened_in,
 )
 from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_bytes
 
 _DOCUMENTS = (readme.NAME, MANIFEST, JOURNAL)
-_NEW = ".new"
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,8 @@ def recover(root: Path) -> RecoveryResult | None:
 
     Raises:
         StateCorruptError: The state cannot be trusted.
-        NotWritableError: Another run is at work, or something cannot be written.
+        BusyError: Another run is at work.
+        NotWritableError: Something cannot be written.
     """
     with explained():
         with Folder.at(root) as folder:
@@ -83,11 +82,11 @@ def recover_in(root: Folder) -> RecoveryResult | None:
     with opened_in(root) as state:
         journal = journal_in(state)
         for name in _DOCUMENTS:
-            filesystem.remove(state, name + _NEW)
+            filesystem.remove(state, name + NEW)
         if journal is None:
             if _holds_nothing(state):
-                _dissolve(root, state)
-                _end(root, state)
+                dissolve(root, state)
+                end(root, state)
             return None
         site = Site(root, state, journal)
         if is_concluded(state) and is_complete(root, journal):
@@ -105,45 +104,6 @@ def is_complete(root: Folder, journal: Journal) -> bool:
     return manifest == manifest_bytes(journal.after) and not any(
         current_digest(root, file.path) == file.before != file.after for file in journal.files
     )
-
-
-def settle(site: Site, manifest: Manifest | None) -> None:
-    """Have this manifest in the state folder, or none."""
-    data = manifest_bytes(manifest)
-    if data is None:
-        if filesystem.remove(site.state, MANIFEST):
-            filesystem.sync_directory(site.state)
-    elif data != document_in(site.state, MANIFEST):
-        write_document(site.root, site.state, MANIFEST, data)
-
-
-def conclude(site: Site) -> None:
-    """Say that the run is done: from here on it is not undone any more, only tidied up."""
-    filesystem.replace(site.state, JOURNAL, site.state, CONCLUDED)
-
-
-def finish(site: Site) -> None:
-    """Remove what a complete run does not need any more, its journal at last."""
-    # That it is done must be on disk before the first thing goes that undoing it would need.
-    filesystem.sync_directory(site.state)
-    journal = site.journal
-    for file in journal.files:
-        if not journal.keeps_original(file.path):
-            discard(site.state, journal.shelf(file.path))
-    for entry in journal.dropped():
-        for shelf in (ORIGINALS, COPIES):
-            discard(site.state, f"{shelf}/{entry.kept}/{entry.path}")
-    if journal.after is None:
-        _dissolve(site.root, site.state)
-    _end(site.root, site.state)
-
-
-def write_document(root: Folder, state: Folder, name: str, data: bytes) -> None:
-    """Write one of our own files, all of it or nothing."""
-    filesystem.remove(state, name + _NEW)
-    filesystem.write_new_file(state, name + _NEW, data, Attributes(folder_mode(root) & 0o644))
-    filesystem.replace(state, name + _NEW, state, name)
-    filesystem.sync_directory(state)
 
 
 def _roll_back(site: Site) -> RecoveryResult:
@@ -172,8 +132,8 @@ def _roll_back(site: Site) -> RecoveryResult:
         if file.aside and file.path not in foreign:
             discard(site.state, journal.aside(file.path))
     if manifest is None:
-        _dissolve(site.root, site.state)
-    _end(site.root, site.state)
+        dissolve(site.root, site.state)
+    end(site.root, site.state)
     return RecoveryResult(journal.operation, "rolled-back", restored[::-1], foreign[::-1])
 
 
@@ -204,30 +164,10 @@ def _needs_recovery(root: Folder) -> bool:
         return False
     with opened_in(root) as state:
         names = set(state.names())
-        unwritten = {name + _NEW for name in _DOCUMENTS}
+        unwritten = {name + NEW for name in _DOCUMENTS}
         return bool(names & (unwritten | {JOURNAL, CONCLUDED})) or _holds_nothing(state)
 
 
 def _holds_nothing(state: Folder) -> bool:
     """Whether there is nothing in the state folder that anybody could miss."""
     return not set(state.names()) & {MANIFEST, ORIGINALS, COPIES, EDITED}
-
-
-def _dissolve(root: Folder, state: Folder) -> None:
-    """Remove all that a state folder holds but its journal and what was kept aside."""
-    for shelf in (PREVIOUS, ORIGINALS, COPIES):
-        filesystem.remove_tree(state, shelf)
-    if EDITED not in state.names():
-        filesystem.remove(state, readme.NAME)
-        remove_exclude(root)
-
-
-def _end(root: Folder, state: Folder) -> None:
-    """Remove the journal, and the state folder if it is empty then."""
-    # Nothing that is removed may come back once nothing says any more that it is to go.
-    filesystem.sync_directory(state)
-    filesystem.remove(state, CONCLUDED)
-    filesystem.remove(state, JOURNAL)
-    filesystem.sync_directory(state)
-    if filesystem.remove_directory(root, FOLDER):
-        filesystem.sync_directory(root)

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,15 @@ from vllm_eagle3_patch.transaction.all_or_none import (
     replace_all,
 )
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
-from vllm_eagle3_patch.transaction.file_swap import Site, current_digest, swap
+from vllm_eagle3_patch.transaction.file_swap import current_digest, swap
 from vllm_eagle3_patch.transaction.recovery import RecoveryResult, recover_in
-from vllm_eagle3_patch.transaction.state.journal import REVERT, Journal, Replacement, unfinished
+from vllm_eagle3_patch.transaction.state.journal import (
+    REVERT,
+    Journal,
+    Replacement,
+    Site,
+    unfinished,
+)
 from vllm_eagle3_patch.transaction.state.layout import FOLDER, opened_in
 from vllm_eagle3_patch.transaction.state.lock import Hold, exclusive, leftovers
 from vllm_eagle3_patch.transaction.state.manifest import (
@@ -70,6 +77,7 @@ def revert(
     not_shipped: Collection[str] = (),
     ours: Mapping[str, Collection[str]] = MappingProxyType({}),
     all_or_none: bool = False,
+    hold: Hold | None = None,
 ) -> RevertResult:
     """Put every original back, with its mode, owner, times and link, and remove our state.
 
@@ -89,12 +97,14 @@ def revert(
         ours: For paths in the manifest, SHA-256 digests of what else we make of the original that
             is kept: it counts as what we wrote.
         all_or_none: Refuse if there are both files to revert and edited ones.
+        hold: The lock, if the caller holds it already.
 
     Raises:
         ModifiedFileError: With ``all_or_none``; nothing was written.
         InterruptedRunError: With ``dry_run``; an interrupted run has to be ended first.
         StateCorruptError: The state cannot be trusted, or an original is lost.
-        NotWritableError: Another run is at work, or something cannot be written.
+        BusyError: Another run is at work.
+        NotWritableError: Something cannot be written.
     """
     decide = partial(
         _plan,
@@ -114,16 +124,16 @@ def revert(
                     "run revert without --dry-run: it ends that run first",
                 )
             return decide(folder)[1]
-    with exclusive(root) as hold:
-        recovered = recover_in(hold.root)
-        journal, result = decide(hold.root)
+    with exclusive(root) if hold is None else nullcontext(hold) as held:
+        recovered = recover_in(held.root)
+        journal, result = decide(held.root)
         if journal.files or journal.dropped() or (journal.before and journal.after is None):
-            carry_out(hold, journal, lambda site: _put_all_back(site, hold))
+            carry_out(held, journal, lambda site: _put_all_back(site, held))
         entries = [journal.entry_of(file.path) for file in journal.files]
         return replace(
             result,
-            other_owner=tuple(e.path for e in entries if _has_other_owner(hold.root, e)),
-            state_removed=hold.root.status(FOLDER) is None,
+            other_owner=tuple(e.path for e in entries if _has_other_owner(held.root, e)),
+            state_removed=held.root.status(FOLDER) is None,
             recovered=recovered,
         )
 

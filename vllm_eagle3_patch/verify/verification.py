@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.ground.errors import VllmNotFoundError, WrongUsageError
 from vllm_eagle3_patch.ground.family import FAMILY, MODELS
+from vllm_eagle3_patch.ground.text import one_line, shell_word
 from vllm_eagle3_patch.installation.interpreter import Question, answer_to, as_path
-from vllm_eagle3_patch.installation.site_packages import one_line, shell_word
+from vllm_eagle3_patch.verify.results import CheckResult, ModelResult, Verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from vllm_eagle3_patch.assess.classify import Assessment
+    from vllm_eagle3_patch.assess.assessment import Assessment
     from vllm_eagle3_patch.assess.model_facts import ModelFacts
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.installation.find import Installation
@@ -61,100 +61,6 @@ _LANGUAGE_MODELS = {
 
 # The patches that capture ids 0 and n, which vLLM's own code does not in every release.
 _CAPTURE_ALL_IDS = {"aux-layer-bounds", "deepseek-v2"}
-
-CENTRAL = "aux-hidden-states"
-"""The check without which nothing is proven of a model."""
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """How one check ended.
-
-    Attributes:
-        name: Its name, such as ``interface``.
-        ok: Whether what it asserts holds; None if it does not apply or could not be run here.
-        detail: What was seen, or why there was nothing to see, on one line.
-    """
-
-    name: str
-    ok: bool | None
-    detail: str
-
-
-@dataclass(frozen=True)
-class ModelResult:
-    """What was found of one model.
-
-    Attributes:
-        architecture: Its name in vLLM's registry.
-        checks: Its checks, in the order in which they were made.
-    """
-
-    architecture: str
-    checks: tuple[CheckResult, ...]
-
-    @property
-    def proven(self) -> tuple[CheckResult, ...]:
-        """The checks that hold."""
-        return tuple(check for check in self.checks if check.ok)
-
-    @property
-    def failed(self) -> tuple[CheckResult, ...]:
-        """The checks that do not hold."""
-        return tuple(check for check in self.checks if check.ok is False)
-
-    @property
-    def applicable(self) -> tuple[CheckResult, ...]:
-        """The checks that say something of it; all of them if its class could not be tried."""
-        return (*self.proven, *self.failed) if self.loaded else self.checks
-
-    @property
-    def loaded(self) -> bool:
-        """Whether its class could be tried at all; ``import`` is the first check."""
-        return not self.checks or self.checks[0].ok is not None
-
-    @property
-    def ok(self) -> bool | None:
-        """Whether every check holds; None if none fails but its forward could not be run."""
-        if self.failed:
-            return False
-        return True if any(check.name == CENTRAL for check in self.proven) else None
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What running the installation's own code showed.
-
-    Attributes:
-        seconds: How long all of it took.
-        import_seconds: How long importing torch and vLLM took, of that.
-        gpu_context: Whether a GPU context was made; it is not meant to.
-        models: The models in question.
-    """
-
-    seconds: float
-    import_seconds: float
-    gpu_context: bool
-    models: tuple[ModelResult, ...]
-
-    def document(self) -> dict[str, Any]:
-        """As the JSON of a report has it."""
-        return {
-            "seconds": self.seconds,
-            "import_seconds": self.import_seconds,
-            "gpu_context": self.gpu_context,
-            "models": [
-                {
-                    "architecture": model.architecture,
-                    "ok": model.ok,
-                    "checks": [
-                        {"name": check.name, "ok": check.ok, "detail": check.detail}
-                        for check in model.checks
-                    ],
-                }
-                for model in self.models
-            ],
-        }
 
 
 def verify(
@@ -216,11 +122,13 @@ def verify(
     document = answer_to(question, python, {**environ, **_SETTINGS}, json.dumps(request))
     with question.understood(python):
         _imported(document, python, installation)
+        results = tuple(_result(given, request["models"]) for given in document["models"])
         return Verification(
             seconds=round(time.monotonic() - started, 2),
             import_seconds=float(document["import_seconds"]),
             gpu_context=bool(document["gpu_context"]),
-            models=tuple(_result(given, request["models"]) for given in document["models"]),
+            models=results,
+            unexpected=unexpected(results, assessment),
         )
 
 
@@ -239,7 +147,7 @@ def interpreter_of(installation: Installation | None) -> Path:
 
 
 def unexpected(
-    verification: Verification, assessment: Assessment
+    models: Iterable[ModelResult], assessment: Assessment
 ) -> tuple[tuple[ModelResult, CheckResult], ...]:
     """The failures that no patch that is still to be made explains.
 
@@ -254,7 +162,7 @@ def unexpected(
     facts = {f.architecture: f for f in assessment.facts}
     return tuple(
         (model, check)
-        for model in verification.models
+        for model in models
         for check in model.failed
         if not _explained(check, facts[model.architecture], made)
     )

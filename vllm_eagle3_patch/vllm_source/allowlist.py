@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
 # In each release the class SpeculativeConfig is in one of these.
-PATHS = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py")
 REFUSAL = re.compile(rb"(?:Eagle3|\{self\.method\}) is only supported for ")
 # What a config with such a test holds, however it words its refusal.
 TEST_PARTS = (b"hf_text_config.model_type", b"eagle3")

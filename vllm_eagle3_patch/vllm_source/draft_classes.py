@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.allowlist import CONFIG
 from vllm_eagle3_patch.vllm_source.engine import DraftClass
+from vllm_eagle3_patch.vllm_source.paths import CONFIG_TYPES, EAGLE_CONFIG, PROPOSER, SPECULATORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.vllm_source.registry import Registry
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-PROPOSER = "vllm/v1/spec_decode/eagle.py"
-EAGLE_CONFIG = "vllm/transformers_utils/configs/eagle.py"
-CONFIG_TYPES = "vllm/transformers_utils/config.py"
-SPECULATORS = "vllm/transformers_utils/configs/speculators/algos.py"
 # vLLM's own from 0.11.1 on, and the patch draft-attention-metadata's in 0.11.0.
 QUANTIZATION = ("get_draft_quant_config", "get_quantization_config")
 REFUSES_EMBEDDINGS = "does not support multimodal inputs yet"

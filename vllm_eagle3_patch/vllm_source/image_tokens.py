@@ -14,8 +14,6 @@ from vllm_eagle3_patch.vllm_source import syntax
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATHS = ("vllm/v1/spec_decode/llm_base_proposer.py", "vllm/v1/spec_decode/eagle.py")
-
 
 def image_tokens(module: ast.Module) -> dict[str, str]:
     """What the proposer copies to the draft model's image token, by the class that it tests for."""

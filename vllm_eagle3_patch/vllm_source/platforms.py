@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK_V32, DOTS3_NOTE, REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-REGISTRY = "vllm/model_executor/models/registry.py"
-PACKAGE = "vllm/models/deepseek_v32/__init__.py"
-DOTS3_NOTE = "vllm/models/dots3_note/nvidia/model.py"
-EVIDENCE = (PACKAGE, DOTS3_NOTE)
+EVIDENCE = (DEEPSEEK_V32, DOTS3_NOTE)
 """The files that decide, beside the registry."""
 
 OUTER = "DeepseekV32ForCausalLM"
@@ -41,7 +39,7 @@ def platform_files(sources: Sources, architecture: str) -> tuple[str, ...]:
     if architecture == "Dots3NoteForCausalLM":
         deciding, name = DOTS3_NOTE, MODEL
     elif _registered(sources, architecture):
-        deciding, name = PACKAGE, OUTER
+        deciding, name = DEEPSEEK_V32, OUTER
     else:
         return ()
     if not sources.exists(deciding):

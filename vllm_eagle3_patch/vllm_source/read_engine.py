@@ -15,6 +15,7 @@ from vllm_eagle3_patch.ground.errors import UnsupportedError
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import allowlist, draft_classes, runner, syntax
 from vllm_eagle3_patch.vllm_source.engine import Engine
+from vllm_eagle3_patch.vllm_source.paths import ATTENTION_CONFIG, SPECULATIVE_CONFIG
 from vllm_eagle3_patch.vllm_source.registry import Registry
 from vllm_eagle3_patch.vllm_source.target_classes import PROTOCOL, SETTER, Targets
 
@@ -65,7 +66,7 @@ def read(sources: Sources, architectures: Iterable[str]) -> Engine:
         refuses_backend=runner.refuses_backend(sources),
         own_backend=runner.own_backend(sources),
         backend_option=_has_field(config, "attention_backend"),
-        backend_by_environment=not sources.exists(runner.ATTENTION_CONFIG),
+        backend_by_environment=not sources.exists(ATTENTION_CONFIG),
         raises_positions=_raises_positions(config),
         forced_backends=runner.forced_backends(sources),
         one_page_size=runner.one_page_size(sources),
@@ -117,7 +118,7 @@ def for_matrix(engine: Engine) -> Engine:
 
 
 def _speculative_config(sources: Sources) -> ast.Module:
-    for path in allowlist.PATHS:
+    for path in SPECULATIVE_CONFIG:
         if f"class {allowlist.CONFIG}".encode() in (sources.read(path) or b""):
             return sources.module(path)
     raise UnsupportedError(

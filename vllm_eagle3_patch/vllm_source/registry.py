@@ -7,13 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.paths import REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-REGISTRY = "vllm/model_executor/models/registry.py"
 MODELS = "vllm.model_executor.models"
 DEEPEST = 12
 """Bases of bases. No model class of any release has more than 5 in vLLM's own files."""

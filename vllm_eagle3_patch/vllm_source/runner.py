@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING, Any
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.engine import NESTED, NESTED_SHORT, TOP, NewerRunner
 from vllm_eagle3_patch.vllm_source.image_tokens import image_tokens
+from vllm_eagle3_patch.vllm_source.paths import (
+    ATTENTION_SELECTORS,
+    CUDA,
+    KV_CACHE,
+    MICRO_BATCHES,
+    NEWER_LAYER_IDS,
+    NEWER_LOADER,
+    PROPOSERS,
+    RUNNER,
+    WHOLE_CONFIG,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-PROPOSERS = ("vllm/v1/spec_decode/llm_base_proposer.py", "vllm/v1/spec_decode/eagle.py")
-KV_CACHE = "vllm/v1/core/kv_cache_utils.py"
-WHOLE_CONFIG = "vllm/config/vllm.py"
-CUDA = "vllm/platforms/cuda.py"
-MICRO_BATCHES = "vllm/v1/worker/gpu_ubatch_wrapper.py"
-SELECTORS = ("vllm/v1/attention/selector.py", "vllm/attention/selector.py")
-ATTENTION_CONFIG = "vllm/config/attention.py"
-
-NEWER = "vllm/v1/worker/gpu/model_runner.py"
-NEWER_LAYER_IDS = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
-NEWER_LOADER = "vllm/v1/worker/gpu/spec_decode/eagle/utils.py"
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 USE_AUX = "use_aux_hidden_state"
@@ -183,7 +182,7 @@ def own_backend(sources: Sources) -> bool:
     """Whether the selector asks if a draft model has MLA (the patch draft-attention-backend)."""
     return any(
         syntax.find_function(sources.module(path), "own_backend_of_draft_model") is not None
-        for path in filter(sources.exists, SELECTORS)
+        for path in filter(sources.exists, ATTENTION_SELECTORS)
     )
 
 

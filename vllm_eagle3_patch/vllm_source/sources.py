@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.ground.errors import NotWritableError, UnsupportedError
+from vllm_eagle3_patch.ground.errors import NotReadableError, UnsupportedError
 from vllm_eagle3_patch.ground.folder import LARGEST_FILE
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Sources:
         """The content of a file, or None if there is no such file.
 
         Raises:
-            NotWritableError: The file cannot be read.
+            NotReadableError: The file cannot be read.
             UnsupportedError: It is too large to be vLLM's, or no regular file.
         """
         if path in self._overlay:
@@ -240,9 +240,8 @@ def _read_file(file: Path, path: str) -> bytes | None:
         os.close(descriptor)
 
 
-def _unreadable(path: str, error: OSError) -> NotWritableError:
-    return NotWritableError(
+def _unreadable(path: str, error: OSError) -> NotReadableError:
+    return NotReadableError(
         f"{path} cannot be read: {error.strerror or error}",
         "run this as a user who may read the installation",
-        code="unreadable",
     )

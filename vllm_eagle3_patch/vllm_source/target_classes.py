@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.codemod.patch import INTERFACES
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.engine import DEFAULT_LAYERS, TargetClass
+from vllm_eagle3_patch.vllm_source.paths import INTERFACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -42,16 +42,15 @@ from vllm_eagle3_patch.doctor.metrics.verdict import (
     Judgement,
     judge,
 )
-from vllm_eagle3_patch.ground.os_errors import one_line
-from vllm_eagle3_patch.installation.site_packages import shell_word
-from vllm_eagle3_patch.output.reports import Columns, Line
+from vllm_eagle3_patch.ground.text import one_line, shell_word
+from vllm_eagle3_patch.output.blocks import Columns, Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vllm_eagle3_patch.doctor.metrics.causes import Cause, Diagnosis
     from vllm_eagle3_patch.doctor.metrics.text import Scrape, Series
-    from vllm_eagle3_patch.output.reports import Block
+    from vllm_eagle3_patch.output.blocks import Block
 
 __all__ = ["TIME_LIMIT", "EngineFigures", "MetricsError", "MetricsReport", "ModelFigures", "read"]
 

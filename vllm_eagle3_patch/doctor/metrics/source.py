@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from vllm_eagle3_patch.ground.errors import PatchError
-from vllm_eagle3_patch.ground.os_errors import one_line
+from vllm_eagle3_patch.ground.text import one_line
 
 if TYPE_CHECKING:
     from typing import BinaryIO

@@ -29,7 +29,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 
 from vllm_eagle3_patch.doctor.metrics.source import MetricsError
-from vllm_eagle3_patch.ground.os_errors import one_line
+from vllm_eagle3_patch.ground.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from vllm_eagle3_patch.doctor.situation import Situation
 
-_RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-
 
 def _mend(situation: Situation, upstream: str) -> str:
     """What to do about a target that this vLLM does not support."""

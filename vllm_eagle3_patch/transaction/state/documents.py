@@ -6,27 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from vllm_eagle3_patch.ground.errors import PatchError
+from vllm_eagle3_patch.ground.errors import StateCorruptError
 
 SCHEMA = 1
 LARGEST_NUMBER = 2**63 - 1
 LATEST_TIME_NS = LARGEST_NUMBER * 10**9
-LARGEST_DOCUMENT = 16 * 2**20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PATH = re.compile(r"vllm(/[^/\0]+)+")
-
-
-class StateCorruptError(PatchError):
-    """What our state folder holds is damaged, incomplete or forged."""
-
-    exit_code = 5
-    default_code = "state-corrupt"
-
-
-class UnsafeStateError(StateCorruptError):
-    """Our state folder is a link, or belongs to someone whose word does not count here."""
-
-    default_code = "state-unsafe"
 
 
 def safe_path(path: str) -> bool:

@@ -10,8 +10,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm_eagle3_patch.ground.errors import NotReadableError
 from vllm_eagle3_patch.ground.folder import Folder
-from vllm_eagle3_patch.ground.os_errors import explained, one_line
+from vllm_eagle3_patch.ground.os_errors import explained
+from vllm_eagle3_patch.ground.text import one_line
 from vllm_eagle3_patch.transaction.state.documents import SCHEMA, Fields, decode, encode
 from vllm_eagle3_patch.transaction.state.layout import (
     CONCLUDED,
@@ -123,14 +125,29 @@ class Journal:
         )
 
 
+@dataclass(frozen=True)
+class Site:
+    """An installation during a run.
+
+    Args:
+        root: The folder that holds the package.
+        state: Our state folder.
+        journal: What the run is about.
+    """
+
+    root: Folder
+    state: Folder
+    journal: Journal
+
+
 def unfinished(root: Path) -> Journal | None:
     """Return the journal of an interrupted run, or of one in progress. Nothing is written.
 
     Raises:
         StateCorruptError: The journal cannot be trusted.
-        NotWritableError: It may not be read.
+        NotReadableError: It may not be read.
     """
-    with explained(), opened(root) as state:
+    with explained(NotReadableError), opened(root) as state:
         return None if state is None else journal_in(state)
 
 

@@ -20,14 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.errors import StateCorruptError, UnsafeStateError
 from vllm_eagle3_patch.ground.folder import GONE, Folder, passing_over
-from vllm_eagle3_patch.ground.os_errors import one_line, user_name
-from vllm_eagle3_patch.transaction.state.documents import (
-    LARGEST_DOCUMENT,
-    StateCorruptError,
-    UnsafeStateError,
-)
+from vllm_eagle3_patch.ground.os_errors import user_name
+from vllm_eagle3_patch.ground.text import one_line
 
+LARGEST_DOCUMENT = 16 * 2**20
 FOLDER = ".vllm-eagle3-patch"
 MANIFEST = "manifest.json"
 JOURNAL = "journal.json"

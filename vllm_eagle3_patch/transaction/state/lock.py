@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_eagle3_patch.ground import filesystem
-from vllm_eagle3_patch.ground.errors import NotWritableError
+from vllm_eagle3_patch.ground.errors import BusyError, NotReadableError, UnsafeStateError
 from vllm_eagle3_patch.ground.folder import Attributes, Folder, passing_over
-from vllm_eagle3_patch.ground.os_errors import explained, not_writable, one_line
-from vllm_eagle3_patch.transaction.state.documents import UnsafeStateError
+from vllm_eagle3_patch.ground.os_errors import explained, refused
+from vllm_eagle3_patch.ground.text import one_line
 from vllm_eagle3_patch.transaction.state.lock_holder import (
     UNKNOWN,
     Holder,
@@ -72,14 +72,13 @@ class Hold:
         """Make sure that the lock is still ours.
 
         Raises:
-            NotWritableError: Another run took it for that of a dead run.
+            BusyError: Another run took it for that of a dead run.
             OSError: That cannot be told.
         """
         if not self.is_ours:
-            raise NotWritableError(
+            raise BusyError(
                 "another run took over while this one was suspended",
                 "run check to see what it did",
-                code="busy",
             )
 
 
@@ -89,7 +88,7 @@ def held_by(root: Path) -> Holder | None:
     Nothing is written.
 
     Raises:
-        NotWritableError: It cannot be read, and not because somebody keeps it from being read.
+        NotReadableError: It cannot be read, and not because somebody keeps it from being read.
     """
     try:
         with Folder.at(root) as folder, folder.below(FOLDER) as lock:
@@ -98,7 +97,7 @@ def held_by(root: Path) -> Holder | None:
         return None
     except OSError as error:
         if error.errno not in _NOT_OURS:
-            raise not_writable(error) from error
+            raise refused(error, NotReadableError) from error
         return UNKNOWN
 
 
@@ -112,7 +111,8 @@ def exclusive(root: Path) -> Iterator[Hold]:
     """Hold the lock of an installation.
 
     Raises:
-        NotWritableError: Another run holds it (code ``busy``), or it cannot be written.
+        BusyError: Another run holds it.
+        NotWritableError: It cannot be written.
     """
     with explained(), Folder.at(root) as folder:
         with _descriptors_to_spare(folder) as spare:
@@ -185,7 +185,7 @@ def _clear(root: Folder, now: int) -> None:
     """Remove the lock if its holder is dead.
 
     Raises:
-        NotWritableError: He is alive.
+        BusyError: He is alive.
         UnsafeStateError: There is something else in its place.
     """
     status = root.status(FOLDER)
@@ -216,10 +216,9 @@ def _remove_dead(root: Folder, name: str, now: int) -> None:
     filesystem.remove_directory(root, name)
 
 
-def _busy(root: Folder, holder: Holder) -> NotWritableError:
+def _busy(root: Folder, holder: Holder) -> BusyError:
     path = one_line(root.path / FOLDER)
-    return NotWritableError(
+    return BusyError(
         f"another run is at work here: {holder}",
         f"wait until it has ended; if it is gone for certain, remove {path}",
-        code="busy",
     )

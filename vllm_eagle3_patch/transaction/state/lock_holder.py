@@ -17,9 +17,10 @@ import stat
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from vllm_eagle3_patch.ground.errors import StateCorruptError
 from vllm_eagle3_patch.ground.folder import Folder, naming
 from vllm_eagle3_patch.ground.processes import PROC, is_running, started_at
-from vllm_eagle3_patch.transaction.state.documents import SCHEMA, StateCorruptError, decode, encode
+from vllm_eagle3_patch.transaction.state.documents import SCHEMA, decode, encode
 
 LONGEST_RUN_NS = 3600 * 10**9
 _LARGEST_RECORD = 2**16

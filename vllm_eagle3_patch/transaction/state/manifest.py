@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from vllm_eagle3_patch.ground.errors import NotReadableError, StateCorruptError
 from vllm_eagle3_patch.ground.folder import GONE, Attributes, Folder, is_there, passing_over
-from vllm_eagle3_patch.ground.os_errors import explained, one_line
-from vllm_eagle3_patch.transaction.state.documents import (
-    SCHEMA,
-    Fields,
-    StateCorruptError,
-    decode,
-    encode,
-)
+from vllm_eagle3_patch.ground.os_errors import explained
+from vllm_eagle3_patch.ground.text import one_line
+from vllm_eagle3_patch.transaction.state.documents import SCHEMA, Fields, decode, encode
 from vllm_eagle3_patch.transaction.state.layout import (
     CONCLUDED,
     COPIES,
@@ -155,9 +151,9 @@ def read_manifest(root: Path) -> Manifest | None:
 
     Raises:
         StateCorruptError: The state cannot be trusted; it is never read as no state.
-        NotWritableError: It may not be read.
+        NotReadableError: It may not be read.
     """
-    with explained(), opened(root) as state:
+    with explained(NotReadableError), opened(root) as state:
         return None if state is None else manifest_in(state)
 
 
@@ -177,9 +173,9 @@ def original_bytes(root: Path, entry: ManifestEntry) -> bytes:
 
     Raises:
         StateCorruptError: Neither the original nor its copy has the recorded content.
-        NotWritableError: They may not be read.
+        NotReadableError: They may not be read.
     """
-    with explained(), Folder.at(root) as folder, opened(root) as state:
+    with explained(NotReadableError), Folder.at(root) as folder, opened(root) as state:
         if state is not None:
             data = _linked_bytes(folder, state, entry)
             if data is None:
@@ -204,9 +200,9 @@ def lost_originals(root: Path, manifest: Manifest) -> tuple[str, ...]:
 
     Raises:
         StateCorruptError: The state cannot be trusted.
-        NotWritableError: It may not be read.
+        NotReadableError: It may not be read.
     """
-    with explained(), opened(root) as state:
+    with explained(NotReadableError), opened(root) as state:
         return tuple(
             path
             for path, entry in manifest.files.items()

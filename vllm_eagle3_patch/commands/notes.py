@@ -1,0 +1,50 @@
+"""What else a command says that writes: what it kept, what is to be restarted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_eagle3_patch.assess.assessment import Assessment
+from vllm_eagle3_patch.transaction.all_or_none import KeptAside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+
+def kept_copies(kept_aside: Sequence[KeptAside]) -> tuple[str, ...]:
+    return tuple(
+        f"a copy of the edited {kept.path} is in {kept.copy}; delete it when you do not need it"
+        for kept in kept_aside
+    )
+
+
+def would_keep(paths: Iterable[str]) -> tuple[str, ...]:
+    from vllm_eagle3_patch.transaction.state.layout import FOLDER
+
+    return tuple(
+        f"the edited {path} would be replaced, and a copy of it kept in {FOLDER}" for path in paths
+    )
+
+
+def forcing(assessment: Assessment, *, force: bool) -> Assessment:
+    """Where ``--force`` was given, nobody is told to give it."""
+    if not force:
+        return assessment
+    given = "--force was given: what becomes of it is said in a note, or it stays as it is"
+    return assessment._replace(
+        problems=tuple(
+            problem._replace(hint=given) if problem.code == "modified" else problem
+            for problem in assessment.problems
+        ),
+    )
+
+
+def restart_notes(root: Path) -> tuple[str, ...]:
+    from vllm_eagle3_patch.ground.processes import running_with
+
+    pids = running_with(root)
+    if not pids:
+        return ()
+    listed = ", ".join(str(pid) for pid in pids)
+    return (f"vLLM is running from this installation (pid {listed}): restart it to pick this up",)

@@ -1,0 +1,83 @@
+"""Which vLLM a command acts on, and what another run left in its way."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from vllm_eagle3_patch.ground.errors import BusyError, InterruptedRunError, PatchError
+from vllm_eagle3_patch.installation.find import Installation, find
+from vllm_eagle3_patch.transaction.state.presence import has_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Where(NamedTuple):
+    """Which vLLM, as the user named it."""
+
+    site_packages: Path | None = None
+    python: Path | None = None
+
+    def find(self, *, writing: bool = False) -> Installation:
+        """Find it (see ``installation/find.py``)."""
+        return find(site_packages=self.site_packages, python=self.python, writing=writing)
+
+
+@contextmanager
+def about(installation: Installation) -> Iterator[None]:
+    """Let an error say which vLLM it is about."""
+    try:
+        yield
+    except PatchError as error:
+        error.document["vllm"] = installation.document()
+        raise
+
+
+def in_the_way(root: Path) -> InterruptedRunError | BusyError | None:
+    """A run in progress, or what an interrupted one left."""
+    if not has_traces(root):
+        return None
+    from vllm_eagle3_patch.transaction.state.journal import unfinished
+    from vllm_eagle3_patch.transaction.state.lock import held_by
+
+    holder = held_by(root)
+    if holder is not None:
+        return BusyError(
+            f"another run is changing this installation: {holder}",
+            "wait for it to end and try again",
+        )
+    if unfinished(root) is not None:
+        return InterruptedRunError(
+            "an earlier run was interrupted before it was done",
+            "run apply or revert: each first brings every file back to a known content",
+        )
+    return None
+
+
+def recovered(root: Path, *, dry_run: bool) -> tuple[str, ...]:
+    """End an interrupted run, and say so.
+
+    Raises:
+        BusyError: Another run is at work.
+        InterruptedRunError: In a dry run, which writes nothing.
+    """
+    found = in_the_way(root)
+    if found is None:
+        return ()
+    if dry_run or isinstance(found, BusyError):
+        raise found
+    from vllm_eagle3_patch.transaction.recovery import recover
+
+    result = recover(root)
+    if result is None:
+        return ()
+    if result.outcome == "completed":
+        done = f"an interrupted {result.operation} was found: it was done but for tidying up"
+    else:
+        done = f"an interrupted {result.operation} was found and undone first"
+    return (
+        done,
+        *(f"changed by someone else meanwhile, left alone: {path}" for path in result.left_alone),
+    )

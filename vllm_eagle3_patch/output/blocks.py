@@ -1,0 +1,155 @@
+"""What is shown as lines and tables: on a terminal with rich, else as plain text.
+
+Without a terminal or with NO_COLOR rich is not imported: a script need not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from vllm_eagle3_patch.ground.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+class Line(NamedTuple):
+    """One line of text; a command is never wrapped, so that it can be copied whole."""
+
+    text: str
+    bold: bool = False
+    command: bool = False
+
+
+class Columns(NamedTuple):
+    """A table: names of columns, and rows of words; perhaps a narrower one with the same rows."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    narrow: Columns | None = None
+
+
+class Diff(NamedTuple):
+    """A unified diff, shown byte for byte."""
+
+    text: str
+
+
+Block = Line | Columns | Diff
+
+BLANK = Line("")
+
+
+def print_blocks(blocks: Iterable[Block]) -> None:
+    """Lines and tables, in the form that standard output takes."""
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        _show_on_terminal(blocks)
+    else:
+        import shutil
+
+        _show_plain(blocks, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+
+
+def print_diff(text: str) -> None:
+    """A diff on standard output, byte for byte; a terminal is shown what it would obey."""
+    if sys.stdout.isatty():
+        for line in text.removesuffix("\n").split("\n"):
+            sys.stdout.write("\t".join(map(one_line, line.split("\t"))) + "\n")
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.buffer.flush()
+
+
+def _show_on_terminal(blocks: Iterable[Block]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for block in blocks:
+        match block:
+            case Line(text, bold, command):
+                style = "bold" if bold else ""
+                console.print(Text(one_line(text), style=style), soft_wrap=command)
+            case Columns() if _fitting(block, console.width) is None:
+                for line in _as_records(block):
+                    console.print(Text(one_line(line)))
+            case Columns():
+                header, rows = _fitting(block, console.width) or ((), ())
+                table = Table(*header, box=None, pad_edge=False, header_style="bold")
+                for row in rows:
+                    table.add_row(*(Text(one_line(w), _COLORS.get(w, "")) for w in row))
+                console.print(table)
+            case Diff(text):
+                print_diff(text)
+
+
+def _show_plain(blocks: Iterable[Block], width: int | None) -> None:
+    for block in blocks:
+        match block:
+            case Line(text):
+                sys.stdout.write(f"{one_line(text)}\n")
+            case Columns() if width is not None and _fitting(block, width) is None:
+                for line in _as_records(block):
+                    sys.stdout.write(f"{one_line(line)}\n")
+            case Columns():
+                fitting = _fitting(block, width) if width is not None else None
+                header, rows = fitting or (block.header, block.rows)
+                for line in _aligned([header, *rows]):
+                    sys.stdout.write(f"{line}\n")
+            case Diff(text):
+                print_diff(text)
+
+
+def _width_of(table: Columns) -> int:
+    """The columns of a terminal that a table needs."""
+    return max(map(len, _aligned([table.header, *table.rows])))
+
+
+def _fitting(
+    table: Columns, width: int
+) -> tuple[tuple[str, ...], Sequence[tuple[str, ...]]] | None:
+    """The header and rows of a table, or of its narrower form, that fit a terminal."""
+    for form in (table, table.narrow):
+        if form is not None and _width_of(form) <= width:
+            return form.header, form.rows
+    return None
+
+
+def _as_records(table: Columns) -> Iterator[str]:
+    """A table that is too wide: a paragraph a row, without what does not apply."""
+    _, *names = table.header
+    for first, *words in table.rows:
+        yield first
+        for name, word in zip(names, words, strict=True):
+            if word != "-":
+                yield f"  {name}: {word}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    words = [[one_line(word) for word in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*words, strict=True)]
+    for row in words:
+        yield "  ".join(w.ljust(width) for w, width in zip(row, widths, strict=True)).rstrip()
+
+
+_COLORS = {
+    "native": "green",
+    "patch": "cyan",
+    "iface": "yellow",
+    "interface": "yellow",
+    "unsupported": "red",
+    "yes": "green",
+    "no": "red",
+    "patched": "green",
+    "modified": "red",
+    "missing": "red",
+    "passed": "green",
+    "failed": "red",
+    "not run": "yellow",
+    "error": "red",
+    "warning": "yellow",
+}

@@ -1,0 +1,83 @@
+"""The last steps of a run: its manifest, and what it needed goes, the journal at last."""
+
+from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.folder import Attributes, Folder
+from vllm_eagle3_patch.transaction.git_exclude import remove_exclude
+from vllm_eagle3_patch.transaction.state import readme
+from vllm_eagle3_patch.transaction.state.journal import Site
+from vllm_eagle3_patch.transaction.state.layout import (
+    CONCLUDED,
+    COPIES,
+    EDITED,
+    FOLDER,
+    JOURNAL,
+    MANIFEST,
+    ORIGINALS,
+    PREVIOUS,
+    discard,
+    document_in,
+    folder_mode,
+)
+from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_bytes
+
+NEW = ".new"
+"""What the name of a document ends with until all of it is written."""
+
+
+def settle(site: Site, manifest: Manifest | None) -> None:
+    """Have this manifest in the state folder, or none."""
+    data = manifest_bytes(manifest)
+    if data is None:
+        if filesystem.remove(site.state, MANIFEST):
+            filesystem.sync_directory(site.state)
+    elif data != document_in(site.state, MANIFEST):
+        write_document(site.root, site.state, MANIFEST, data)
+
+
+def conclude(site: Site) -> None:
+    """Say that the run is done: from here on it is not undone any more, only tidied up."""
+    filesystem.replace(site.state, JOURNAL, site.state, CONCLUDED)
+
+
+def finish(site: Site) -> None:
+    """Remove what a complete run does not need any more, its journal at last."""
+    # That it is done must be on disk before the first thing goes that undoing it would need.
+    filesystem.sync_directory(site.state)
+    journal = site.journal
+    for file in journal.files:
+        if not journal.keeps_original(file.path):
+            discard(site.state, journal.shelf(file.path))
+    for entry in journal.dropped():
+        for shelf in (ORIGINALS, COPIES):
+            discard(site.state, f"{shelf}/{entry.kept}/{entry.path}")
+    if journal.after is None:
+        dissolve(site.root, site.state)
+    end(site.root, site.state)
+
+
+def write_document(root: Folder, state: Folder, name: str, data: bytes) -> None:
+    """Write one of our own files, all of it or nothing."""
+    filesystem.remove(state, name + NEW)
+    filesystem.write_new_file(state, name + NEW, data, Attributes(folder_mode(root) & 0o644))
+    filesystem.replace(state, name + NEW, state, name)
+    filesystem.sync_directory(state)
+
+
+def dissolve(root: Folder, state: Folder) -> None:
+    """Remove all that a state folder holds but its journal and what was kept aside."""
+    for shelf in (PREVIOUS, ORIGINALS, COPIES):
+        filesystem.remove_tree(state, shelf)
+    if EDITED not in state.names():
+        filesystem.remove(state, readme.NAME)
+        remove_exclude(root)
+
+
+def end(root: Folder, state: Folder) -> None:
+    """Remove the journal, and the state folder if it is empty then."""
+    # Nothing that is removed may come back once nothing says any more that it is to go.
+    filesystem.sync_directory(state)
+    filesystem.remove(state, CONCLUDED)
+    filesystem.remove(state, JOURNAL)
+    filesystem.sync_directory(state)
+    if filesystem.remove_directory(root, FOLDER):
+        filesystem.sync_directory(root)
