@@ -61,8 +61,6 @@ def test_a_bare_language_model_patched_by_hand_is_left_alone() -> None:
 
 
 HALVES = {
-    "base only": BASE,
-    "methods only": METHODS,
     "sharing only": SHARING,
     "all but the sharing": (*BASE, *METHODS),
     "all but the base": (*METHODS, *SHARING),
