@@ -105,7 +105,7 @@ class WrapperPatch(Patch):
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The wrapper's file, where the release ships it and its language model."""
-        needed = (self.wrapper.path, self.wrapper.language_model)
+        needed = (self.wrapper.path, self.wrapper.language_model.path)
         return needed[:1] if all(sources.exists(path) for path in needed) else ()
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:

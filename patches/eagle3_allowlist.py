@@ -7,8 +7,6 @@ it also gates the method ``extract_hidden_states``. It is found by what it is fo
 
 Up to 0.10.0 there is one string in its place, "llama". It becomes such a list.
 
-``deepseek`` alone (DeepSeek V1) would match the whole family and is not added.
-
 vLLM added four of the types in its pull request 36361 (0.18.0) and dropped the list in 0.22.0.
 The config is in vllm/config.py up to 0.10.0, in vllm/config/__init__.py up to 0.10.2.
 """
@@ -24,7 +22,7 @@ from libcst import matchers as m
 from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, without_comment
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
-from vllm_eagle3_patch.ground.family import FAMILY, MODEL_TYPES
+from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source.allowlist import CONFIG, allowlists, limits_models
 from vllm_eagle3_patch.vllm_source.paths import SPECULATIVE_CONFIG
 
@@ -34,6 +32,20 @@ if TYPE_CHECKING:
 
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
+
+MODEL_TYPES = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "kimi_k2",
+    "kimi_k25",
+    "kimi_vl",
+    "deepseek_vl_v2",
+    "glm_moe_dsa",
+)
+"""What is added, in this order: the pins of patched files hold it. Each of the family's
+``text_types`` contains one, or the postcondition does not hold. Never ``deepseek`` alone (DeepSeek
+V1), which would admit whatever contains it."""
 
 MODEL_TYPE = m.Attribute(attr=m.Name("model_type"))
 

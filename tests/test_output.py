@@ -16,6 +16,7 @@ import pytest
 import fake_environments as fake
 from command_line import run, snapshot
 from conftest import small_copy
+from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.ground.text import shell_word
 
 PROGRAM = f"{shlex.quote(sys.executable)} -m vllm_eagle3_patch"
@@ -187,6 +188,11 @@ def test_a_version_of_300_digits_is_known_by_content(site_packages: Path) -> Non
     )
     ended = run("check", "--json", "--site-packages", site_packages)
     assert (ended.exit_code, ended.document["release"]["name"]) == (1, "0.17.1")
+
+
+def test_every_column_of_the_matrix_has_a_name_of_its_own() -> None:
+    for names in ([m.columns.matrix for m in FAMILY], [m.columns.narrow for m in FAMILY]):
+        assert sorted({*names}) == sorted(names)
 
 
 def test_a_fault_in_the_matrix_is_told_without_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

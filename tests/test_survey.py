@@ -8,7 +8,7 @@ from fake_package import write_package
 from vllm_eagle3_patch.assess import survey
 from vllm_eagle3_patch.assess.model_facts import ModelFacts
 from vllm_eagle3_patch.ground.errors import AnchorNotFoundError, UnsupportedError
-from vllm_eagle3_patch.ground.family import FAMILY, FamilyModel, select_models
+from vllm_eagle3_patch.ground.family import FAMILY, select_models
 
 REGISTRY = "model_executor/models/registry.py"
 DEEPSEEK = "model_executor/models/deepseek_v2.py"
@@ -171,7 +171,8 @@ def test_a_registered_model_whose_file_is_elsewhere_is_not_ready(tmp_path: Path)
 def test_models_in_the_familys_order(tmp_path: Path) -> None:
     names = [model.architecture for model in FAMILY]
     source = f"_MODELS = {dict.fromkeys(reversed(names))}\n"
-    files = {REGISTRY: source, DEEPSEEK: "", "model_executor/models/mistral_large_3.py": ""}
+    language_models = [m.wrapper.language_model.path for m in FAMILY if m.wrapper is not None]
+    files = {REGISTRY: source, **{p.removeprefix("vllm/"): "" for p in language_models}}
     assert survey.shipped(write_package(tmp_path, files)) == FAMILY
 
 
@@ -265,7 +266,7 @@ def test_the_draft_models_reason_is_the_wrappers_only(tmp_path: Path) -> None:
     assert (wrapper.engine, wrapper.interface, wrapper.ready) == (True, True, False)
 
 
-ORPHAN = FamilyModel("OrphanForCausalLM", ("orphan",), ("deepseek_v3",), ("deepseek-v2", "none"))
+ORPHAN = FAMILY[1]._replace(architecture="OrphanForCausalLM", requires=("deepseek-v2", "none"))
 
 
 @pytest.mark.parametrize("kv_cache", [READY[KV_CACHE], ""], ids=["able engine", "unable engine"])

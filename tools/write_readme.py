@@ -1,7 +1,8 @@
-"""Write the support table of README.md from the matrix."""
+"""Write what README.md takes from the matrix and the family's table."""
 
 from __future__ import annotations
 
+import re
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -13,30 +14,16 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN = "<!-- support: written by `make docs` -->"
 END = "<!-- end of support -->"
 
-GROUPS = {
-    "DeepSeek-V2, V3, R1, Kimi-K2": ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
-    "Kimi-K2.5": ("KimiK25ForConditionalGeneration",),
-    "DeepSeek-V3.2": ("DeepseekV32ForCausalLM",),
-    "GLM (DSA)": ("GlmMoeDsaForCausalLM",),
-    "Mistral-Large-3": ("MistralLarge3ForCausalLM",),
-    "the same with vision": ("PixtralForConditionalGeneration",),
-    "Kimi-VL, DeepSeek-VL2": ("KimiVLForConditionalGeneration", "DeepseekVLV2ForCausalLM"),
-    "DeepSeek-OCR, OCR 2, Unlimited-OCR": (
-        "DeepseekOCRForCausalLM",
-        "DeepseekOCR2ForCausalLM",
-        "UnlimitedOCRForCausalLM",
-    ),
-    "Dots3-Note": ("Dots3NoteForCausalLM",),
-}
-"""A column each: what people call the models, and their architectures."""
+GROUPS = tuple(dict.fromkeys(model.columns.readme for model in FAMILY))
+
+WRAPPERS = re.compile(r"^.*(?=\| each wrapper hands the interface on )", re.MULTILINE)
+"""The names in that row of the table of patches."""
 
 WORDS = {"native": "native", "patch": "**patch**", "interface": "interface", "unsupported": "no"}
 
 
 def table() -> str:
     """The table, in Markdown: a row for each run of releases that are alike."""
-    named = [architecture for group in GROUPS.values() for architecture in group]
-    assert sorted(named) == sorted(model.architecture for model in FAMILY)
     lines = [f"| vLLM | {' | '.join(GROUPS)} |", f"| --- |{' --- |' * len(GROUPS)}"]
     for cells, group in groupby(matrix.oldest_first(), key=_cells):
         names = [release.name for release in group]
@@ -48,15 +35,18 @@ def table() -> str:
 def _cells(release: matrix.Release) -> tuple[str, ...]:
     support = {model.architecture: model.support for model in release.models}
     cells = []
-    for architectures in GROUPS.values():
-        levels = {support[name] for name in architectures if name in support}
+    for group in GROUPS:
+        levels = {support.get(m.architecture) for m in FAMILY if m.columns.readme == group}
         words = [word for level, word in WORDS.items() if level in levels]
         cells.append(" or ".join(words) or "-")
     return tuple(cells)
 
 
 def document(current: str) -> str:
-    """The document with the table as it should be; all else is kept."""
+    """The document with both tables as they should be; all else is kept."""
+    wrappers = dict.fromkeys(f"`{m.wrapper.patch}`" for m in FAMILY if m.wrapper is not None)
+    current, rows = WRAPPERS.subn(f"| {', '.join(wrappers)} ", current)
+    assert rows == 1, f"{README} lacks the row of the wrappers"
     before, begin, rest = current.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert begin and end, f"{README} lacks a marker"

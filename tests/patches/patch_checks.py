@@ -61,9 +61,11 @@ def check_patched(
     assert all(comment in others for comment in comments(before)), "a comment is lost or moved"
 
 
-def check_tabs(patch: Patch, before: str, after: str) -> None:
+def check_tabs(
+    patch: Patch, before: str, after: str, models: Sequence[FamilyModel] = FAMILY
+) -> None:
     """A file indented with tabs: blocks of ours are too."""
-    result = patch.apply(before.replace("    ", "\t").encode(), PATH)
+    result = patch.apply(before.replace("    ", "\t").encode(), PATH, models)
     spaces = result.replace(b"\t", b"    ")
     assert spaces == after.encode(), difference(after.encode(), spaces)
     assert not [line for line in result.splitlines() if line.startswith(b" ")]

@@ -50,6 +50,7 @@ from layer_ids_table import (
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches import aux_layer_ids
 from vllm_eagle3_patch.patches.aux_layer_ids import AuxLayerIds
+from vllm_eagle3_patch.vllm_source.paths import NEWER_LAYER_IDS, SPECULATIVE_CONFIG
 from vllm_eagle3_patch.vllm_source.paths import RUNNER as RUNNER_PATH
 from vllm_eagle3_patch.vllm_source.sources import Sources
 
@@ -314,20 +315,20 @@ def test_files_concerned(tmp_path: Path) -> None:
         "vllm/config/__init__.py": b"from vllm.config.speculative import SpeculativeConfig\n",
         "vllm/config/speculative.py": config,
         RUNNER_PATH: runner,
-        aux_layer_ids.NEWER_RUNNER: newer,
+        NEWER_LAYER_IDS: newer,
     }
-    expected = ("vllm/config/speculative.py", RUNNER_PATH, aux_layer_ids.NEWER_RUNNER)
+    expected = ("vllm/config/speculative.py", RUNNER_PATH, NEWER_LAYER_IDS)
     assert AuxLayerIds().paths(Sources(tmp_path, new)) == expected
     without = {**new, RUNNER_PATH: b"# no EAGLE-3\n"}
     assert RUNNER_PATH not in AuxLayerIds().paths(Sources(tmp_path, without))
 
 
 def test_each_file_has_its_codemod() -> None:
-    assert [AuxLayerIds().codemod(path).__name__ for path in (*aux_layer_ids.CONFIGS, "")] == [
+    assert [AuxLayerIds().codemod(path).__name__ for path in (*SPECULATIVE_CONFIG, "")] == [
         "ConfigCodemod"
     ] * 4
     assert AuxLayerIds().codemod(RUNNER_PATH) is aux_layer_ids.RunnerCodemod
-    assert AuxLayerIds().codemod(aux_layer_ids.NEWER_RUNNER) is aux_layer_ids.NewerRunnerCodemod
+    assert AuxLayerIds().codemod(NEWER_LAYER_IDS) is aux_layer_ids.NewerRunnerCodemod
 
 
 def test_goes_along_with_what_makes_a_model_ready() -> None:

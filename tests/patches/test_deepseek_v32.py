@@ -7,7 +7,7 @@ from patch_checks import PATH, Change, changed, check_unchanged, refusal
 
 from vllm_eagle3_patch.ground.family import select_models
 from vllm_eagle3_patch.patches.deepseek_v32 import DeepseekV32, not_collecting
-from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK_V32, DOTS3_NOTE, REGISTRY
+from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK_V32, REGISTRY
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = DeepseekV32()
@@ -121,6 +121,7 @@ BOTH = (
     NVIDIA_ONLY
     + "if current_platform.is_rocm():\n    from .amd.model import DeepseekV32ForCausalLM\n"
 )
+DOTS3_NOTE = "vllm/models/dots3_note/nvidia/model.py"
 NOTE = """
 from vllm.models.deepseek_v32.nvidia.model import (
     DeepseekV32DecoderLayer,

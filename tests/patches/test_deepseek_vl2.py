@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-from libcst.codemod import CodemodTest
-from patch_checks import LAYOUTS, Layout, changed, check_patched, check_unchanged, refusal
-from wrapper_runs import DeepseekV2ForCausalLM, build
+from patch_checks import changed, check_patched
+from wrapper_runs import build
 
-from vllm_eagle3_patch.patches.wrappers import PATCHES
+from vllm_eagle3_patch.patches.wrappers import PATCHES, WRAPPERS
 
 PATCH = PATCHES["deepseek-vl2"]()
 OWNER = "DeepseekVLV2ForCausalLM"
@@ -108,36 +107,9 @@ NEW_AFTER = changed(
 SHAPES = {"0.8.5": (OLD, OLD_AFTER), "0.15.0": (NEW, NEW_AFTER)}
 
 
-class TestBeforeAndAfter(CodemodTest):
-    TRANSFORM = PATCHES["deepseek-vl2"].kind
-
-    def test_the_old_layout(self) -> None:
-        self.assertCodemod(OLD, OLD_AFTER)
-
-    def test_the_language_model_inside_a_with(self) -> None:
-        self.assertCodemod(NEW, NEW_AFTER)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize(("before", "after"), SHAPES.values(), ids=SHAPES)
-def test_bytes_around_the_change_are_kept(before: str, after: str, layout: Layout) -> None:
-    check_patched(PATCH, layout(before), layout(after))
-
-
-def test_without_the_protocol_the_methods_are_all() -> None:
-    result = PATCH.apply(OLD.encode(), "deepseek_vl2.py", protocol=False).decode()
-    assert result == changed(OLD, ("    def forward(self,", f"{METHODS}    def forward(self,"))
-
-
-@pytest.mark.parametrize(("before", "after"), SHAPES.values(), ids=SHAPES)
-def test_as_we_write_it_is_left_alone(before: str, after: str) -> None:
-    check_unchanged(PATCH, after)
-
-
-def test_a_language_model_elsewhere_is_refused() -> None:
-    moved = changed(NEW, ("self.language_model = init", "self.text_model = init"))
-    anchor = "self.language_model = ...(...)"
-    assert refusal(PATCH, moved) == (anchor, f"{OWNER}.__init__", 0)
+def test_before_and_after(before: str, after: str) -> None:
+    check_patched(PATCH, before.encode(), after.encode())
 
 
 def run(source: str, **config: object) -> Any:
@@ -145,14 +117,10 @@ def run(source: str, **config: object) -> Any:
     return build(source, OWNER, **options)
 
 
-@pytest.mark.parametrize(("before", "after"), SHAPES.values(), ids=SHAPES)
-def test_ids_go_to_the_language_model(before: str, after: str) -> None:
-    wrapper = run(after)
-    assert wrapper.get_eagle3_aux_hidden_state_layers() == (2, 30, 58)
-    wrapper.set_aux_hidden_state_layers((0, 3))
-    assert wrapper.get_language_model().model.captured == (0, 3)
-    assert isinstance(wrapper.get_language_model(), DeepseekV2ForCausalLM)
-    assert wrapper.image_token_id == 128815, "what multimodal-image-token reads"
+@pytest.mark.parametrize("after", [OLD_AFTER, NEW_AFTER], ids=SHAPES)
+def test_the_image_token_is_where_its_patch_looks(after: str) -> None:
+    assert WRAPPERS["deepseek-vl2"].image_token == "target_model.image_token_id"
+    assert run(after).image_token_id == 128815
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,12 @@ from patch_checks import (
     refusal,
 )
 
-from vllm_eagle3_patch.ground.family import FAMILY, MODEL_TYPES, select_models
-from vllm_eagle3_patch.patches.eagle3_allowlist import AllowlistCodemod, Eagle3Allowlist
+from vllm_eagle3_patch.ground.family import FAMILY, select_models
+from vllm_eagle3_patch.patches.eagle3_allowlist import (
+    MODEL_TYPES,
+    AllowlistCodemod,
+    Eagle3Allowlist,
+)
 from vllm_eagle3_patch.vllm_source.allowlist import allowlists
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 

@@ -27,6 +27,12 @@ from vllm_eagle3_patch.vllm_source.image_tokens import image_tokens
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 PATCH = MultimodalImageToken()
+MODELS = select_models(
+    (
+        *("kimi_k25", "kimi_vl", "deepseek_vl_v2", "deepseek_ocr", "deepseek_ocr2"),
+        *("unlimited-ocr", "pixtral"),
+    )
+)
 
 # As in vLLM 0.15.0.
 BEFORE = '''"""A proposer look-alike."""
@@ -149,36 +155,8 @@ ALONE_MODELS = select_models(("kimi_vl", "deepseek_vl_v2"))
 class TestBeforeAndAfter(CodemodTest):
     TRANSFORM = ImageTokenCodemod
 
-    def test_two_branches(self) -> None:
-        self.assertCodemod(
-            """
-            class Proposer:
-                def load_model(self, target_model):
-                    if self.get_model_name(target_model) == "SomeVL":
-                        self.model.config.image_token_index = target_model.config.image_token_id
-                    else:
-                        self.model.config.image_token_index = (
-                            target_model.config.image_token_index
-                        )
-            """,
-            """
-            class Proposer:
-                def load_model(self, target_model):
-                    if self.get_model_name(target_model) == "SomeVL":
-                        self.model.config.image_token_index = target_model.config.image_token_id
-                    # vllm-eagle3-patch: multimodal-image-token
-                    elif self.get_model_name(target_model) == "KimiVLForConditionalGeneration":
-                        self.model.config.image_token_index = target_model.config.media_placeholder_token_id
-                    else:
-                        self.model.config.image_token_index = (
-                            target_model.config.image_token_index
-                        )
-            """,
-            models=select_models(("kimi_vl",)),
-        )
-
     def test_a_list_and_a_branch(self) -> None:
-        self.assertCodemod(BEFORE, AFTER)
+        self.assertCodemod(BEFORE, AFTER, models=MODELS)
 
     def test_one_assignment_for_all(self) -> None:
         self.assertCodemod(ALONE, ALONE_AFTER, models=ALONE_MODELS)
@@ -236,12 +214,13 @@ PATCHED = {
 
 @pytest.mark.parametrize("changes", PATCHED.values(), ids=PATCHED)
 def test_other_layouts_are_patched(changes: list[Change]) -> None:
-    check_patched(PATCH, changed(BEFORE, *changes).encode(), changed(AFTER, *changes).encode())
+    before, after = (changed(source, *changes).encode() for source in (BEFORE, AFTER))
+    check_patched(PATCH, before, after, MODELS)
 
 
 def test_one_branch_and_no_other_before_it() -> None:
     """As in 0.11.1, where nothing is said of Pixtral yet."""
-    models = [model for model in FAMILY if model.architecture != "PixtralForConditionalGeneration"]
+    models = [model for model in MODELS if model.architecture != "PixtralForConditionalGeneration"]
     before, after = (changed(source, (PIXTRAL, ""), (LISTED, EQUAL)) for source in (BEFORE, AFTER))
     check_patched(PATCH, before.encode(), after.encode(), models)
 
@@ -258,7 +237,7 @@ def test_one_that_vllm_knows_gets_no_second_branch() -> None:
     """As from 0.18.0 on."""
     before = changed(BEFORE, (ELSE, BY_HAND + ELSE))
     after = changed(before, (ELSE, KIMI_VL + DEEPSEEK + ELSE))
-    check_patched(PATCH, before.encode(), after.encode())
+    check_patched(PATCH, before.encode(), after.encode(), MODELS)
 
 
 def test_one_with_a_branch_of_ours_and_a_new_one_beside_it() -> None:
@@ -266,7 +245,8 @@ def test_one_with_a_branch_of_ours_and_a_new_one_beside_it() -> None:
     for kept in (KIMI, DEEPSEEK):
         before = changed(BEFORE, (ELSE, kept + ELSE))
         added = BRANCHES.replace(kept, "")
-        check_patched(PATCH, before.encode(), changed(before, (ELSE, added + ELSE)).encode())
+        after = changed(before, (ELSE, added + ELSE))
+        check_patched(PATCH, before.encode(), after.encode(), MODELS)
 
 
 ALONE_LAYOUTS = {
@@ -322,11 +302,11 @@ def test_an_assignment_that_is_not_the_first_is_refused() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_bytes_around_the_change_are_kept(layout: Layout) -> None:
-    check_patched(PATCH, layout(BEFORE), layout(AFTER))
+    check_patched(PATCH, layout(BEFORE), layout(AFTER), MODELS)
 
 
 def test_a_file_indented_with_tabs() -> None:
-    check_tabs(PATCH, BEFORE, AFTER)
+    check_tabs(PATCH, BEFORE, AFTER, MODELS)
 
 
 ANCHOR = ("branch before target_model.config.image_token_index", "load_model")
@@ -420,7 +400,7 @@ def test_classes_with_a_branch() -> None:
     assert set(image_tokens(parse(AFTER.encode(), ""))) == {
         "SomeVLForConditionalGeneration",
         "OtherVLForConditionalGeneration",
-        *wanted(FAMILY),
+        *wanted(MODELS),
     }
     elsewhere = b'if name == "KimiK25ForConditionalGeneration":\n    config.other = 1\n'
     assert image_tokens(parse(elsewhere, "")) == {}

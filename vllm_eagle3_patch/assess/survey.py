@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 REFUSES_EMBEDDINGS = b"does not support multimodal inputs yet"
 
-LANGUAGE_MODELS = {model.wrapper.language_model for model in FAMILY if model.wrapper}
+LANGUAGE_MODELS = {model.wrapper.language_model.path for model in FAMILY if model.wrapper}
 EVIDENCE = tuple(
     sorted(
         {
@@ -66,7 +66,7 @@ def shipped(sources: Sources) -> tuple[FamilyModel, ...]:
         model
         for model in FAMILY
         if model.architecture in registered
-        and (model.wrapper is None or sources.exists(model.wrapper.language_model))
+        and (model.wrapper is None or sources.exists(model.wrapper.language_model.path))
     )
 
 

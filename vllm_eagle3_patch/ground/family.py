@@ -20,6 +20,18 @@ from typing import NamedTuple
 MODELS = "vllm/model_executor/models"
 
 
+class LanguageModel(NamedTuple):
+    """The class of a wrapper's language model, patched or native.
+
+    Attributes:
+        path: Its file, without which a release does not ship the combination.
+        name: The class.
+    """
+
+    path: str
+    name: str
+
+
 class Wrapper(NamedTuple):
     """A multimodal model around a language model of the family.
 
@@ -27,17 +39,30 @@ class Wrapper(NamedTuple):
         patch: The name of the patch that makes its class implement the interface.
         owner: The class that is patched: the architecture's own, or the one that it derives from.
         path: That class's file.
+        language_model: What it hands the calls on to.
         image_token: Where it keeps its image token's id, for the proposer, which knows it as
             ``target_model``; None if ``target_model.config.image_token_index`` is right.
-        language_model: The file of the language model, without which a release does not ship this
-            combination.
     """
 
     patch: str
     owner: str
     path: str
+    language_model: LanguageModel
     image_token: str | None
-    language_model: str = f"{MODELS}/deepseek_v2.py"
+
+
+class Columns(NamedTuple):
+    """What a model's column is called.
+
+    Attributes:
+        readme: In README's support table; models of one name share a column.
+        matrix: On the screen of ``matrix``.
+        narrow: The same in a terminal that is too narrow, where cells are first letters.
+    """
+
+    readme: str
+    matrix: str
+    narrow: str
 
 
 class FamilyModel(NamedTuple):
@@ -45,6 +70,7 @@ class FamilyModel(NamedTuple):
 
     Attributes:
         architecture: The name in a checkpoint's ``architectures`` and in vLLM's registry.
+        columns: What its columns are called.
         model_types: The ``model_type`` values of the configs that name this architecture.
         text_types: What vLLM compares with its EAGLE-3 allowlist: ``hf_text_config.model_type``.
             Empty for a model that no release with an allowlist ships.
@@ -54,6 +80,7 @@ class FamilyModel(NamedTuple):
     """
 
     architecture: str
+    columns: Columns
     model_types: tuple[str, ...]
     text_types: tuple[str, ...]
     requires: tuple[str, ...]
@@ -64,65 +91,101 @@ class FamilyModel(NamedTuple):
 _TEXT = ("deepseek-v2", "draft-attention-metadata", "eagle3-allowlist")
 _SPARSE = (*_TEXT, "deepseek-v32")
 
+_DEEPSEEK_V2 = LanguageModel(f"{MODELS}/deepseek_v2.py", "DeepseekV2ForCausalLM")
+
 
 def _wrapping(
     architecture: str,
+    columns: Columns,
     model_types: tuple[str, ...],
     text_types: tuple[str, ...],
     wrapper: Wrapper,
-    requires: tuple[str, ...] = _TEXT,
     *,
     sparse: bool = False,
 ) -> FamilyModel:
     """A multimodal model: it needs what its language model needs, and the interface itself."""
     token = () if wrapper.image_token is None else ("multimodal-image-token",)
-    needs = (*requires, wrapper.patch, *token)
-    return FamilyModel(architecture, model_types, text_types, needs, sparse, wrapper)
+    needs = (*(_SPARSE if sparse else _TEXT), wrapper.patch, *token)
+    return FamilyModel(architecture, columns, model_types, text_types, needs, sparse, wrapper)
 
 
 _DEEPSEEK_OCR = Wrapper(
     "deepseek-ocr",
     "DeepseekOCRForCausalLM",
     f"{MODELS}/deepseek_ocr.py",
+    _DEEPSEEK_V2,
     "target_model.image_token_id",
 )
 
 FAMILY: tuple[FamilyModel, ...] = (
-    FamilyModel("DeepseekV2ForCausalLM", ("deepseek_v2",), ("deepseek_v2",), _TEXT),
     FamilyModel(
-        "DeepseekV3ForCausalLM", ("deepseek_v3", "kimi_k2"), ("deepseek_v3", "kimi_k2"), _TEXT
+        "DeepseekV2ForCausalLM",
+        Columns("DeepSeek-V2, V3, R1, Kimi-K2", "V2", "V2"),
+        ("deepseek_v2",),
+        ("deepseek_v2",),
+        _TEXT,
     ),
     FamilyModel(
-        "DeepseekV32ForCausalLM", ("deepseek_v32",), ("deepseek_v32",), _SPARSE, sparse=True
+        "DeepseekV3ForCausalLM",
+        Columns("DeepSeek-V2, V3, R1, Kimi-K2", "V3,K2", "V3"),
+        ("deepseek_v3", "kimi_k2"),
+        ("deepseek_v3", "kimi_k2"),
+        _TEXT,
     ),
-    FamilyModel("GlmMoeDsaForCausalLM", ("glm_moe_dsa",), ("glm_moe_dsa",), _SPARSE, sparse=True),
+    FamilyModel(
+        "DeepseekV32ForCausalLM",
+        Columns("DeepSeek-V3.2", "V3.2", "32"),
+        ("deepseek_v32",),
+        ("deepseek_v32",),
+        _SPARSE,
+        sparse=True,
+    ),
+    FamilyModel(
+        "GlmMoeDsaForCausalLM",
+        Columns("GLM (DSA)", "GLM", "GLM"),
+        ("glm_moe_dsa",),
+        ("glm_moe_dsa",),
+        _SPARSE,
+        sparse=True,
+    ),
     # Mistral-Large-3 carries DeepSeek-V3's model type (vllm/model_executor/models/
     # mistral_large_3.py, 0.12.0: the class derives from DeepseekV3ForCausalLM).
-    FamilyModel("MistralLarge3ForCausalLM", ("deepseek_v3",), ("deepseek_v3",), _TEXT),
+    FamilyModel(
+        "MistralLarge3ForCausalLM",
+        Columns("Mistral-Large-3", "ML3", "ML"),
+        ("deepseek_v3",),
+        ("deepseek_v3",),
+        _TEXT,
+    ),
     _wrapping(
         "KimiK25ForConditionalGeneration",
+        Columns("Kimi-K2.5", "K2.5", "K2"),
         ("kimi_k25",),
         ("kimi_k2", "deepseek_v3"),
         Wrapper(
             "kimi-k25",
             "KimiK25ForConditionalGeneration",
             f"{MODELS}/kimi_k25.py",
+            _DEEPSEEK_V2,
             "target_model.config.media_placeholder_token_id",
         ),
     ),
     _wrapping(
         "KimiVLForConditionalGeneration",
+        Columns("Kimi-VL, DeepSeek-VL2", "KimiVL", "KV"),
         ("kimi_vl",),
         ("deepseek_v2", "deepseek_v3"),
         Wrapper(
             "kimi-vl",
             "KimiVLForConditionalGeneration",
             f"{MODELS}/kimi_vl.py",
+            _DEEPSEEK_V2,
             "target_model.config.media_placeholder_token_id",
         ),
     ),
     _wrapping(
         "DeepseekVLV2ForCausalLM",
+        Columns("Kimi-VL, DeepSeek-VL2", "VL2", "VL"),
         ("deepseek_vl_v2",),
         ("deepseek_v2",),
         # The config has no id of the token: the tokenizer gives it (deepseek_vl2.py, __init__).
@@ -130,66 +193,73 @@ FAMILY: tuple[FamilyModel, ...] = (
             "deepseek-vl2",
             "DeepseekVLV2ForCausalLM",
             f"{MODELS}/deepseek_vl2.py",
+            _DEEPSEEK_V2,
             "target_model.image_token_id",
         ),
     ),
     # The OCR models' checkpoints have plain multi-head attention; DeepseekV2Model builds that too.
-    _wrapping("DeepseekOCRForCausalLM", ("deepseek_ocr",), ("deepseek_v2",), _DEEPSEEK_OCR),
+    _wrapping(
+        "DeepseekOCRForCausalLM",
+        Columns("DeepSeek-OCR, OCR 2, Unlimited-OCR", "OCR", "O"),
+        ("deepseek_ocr",),
+        ("deepseek_v2",),
+        _DEEPSEEK_OCR,
+    ),
     _wrapping(
         "DeepseekOCR2ForCausalLM",
+        Columns("DeepSeek-OCR, OCR 2, Unlimited-OCR", "OCR2", "O2"),
         ("deepseek_ocr2",),
         ("deepseek_v2",),
         Wrapper(
             "deepseek-ocr2",
             "DeepseekOCR2ForCausalLM",
             f"{MODELS}/deepseek_ocr2.py",
+            _DEEPSEEK_V2,
             "target_model.image_token_id",
         ),
     ),
     # Derives from DeepseekOCRForCausalLM and adds nothing to it (unlimited_ocr.py, 0.25.0).
-    _wrapping("UnlimitedOCRForCausalLM", ("unlimited-ocr",), ("deepseek_v2",), _DEEPSEEK_OCR),
+    _wrapping(
+        "UnlimitedOCRForCausalLM",
+        Columns("DeepSeek-OCR, OCR 2, Unlimited-OCR", "UOCR", "UO"),
+        ("unlimited-ocr",),
+        ("deepseek_v2",),
+        _DEEPSEEK_OCR,
+    ),
     # Mistral-Large-3 with its vision encoder, as it is published. Pixtral takes any language
     # model; here only that one counts (transformers_utils/configs/mistral.py, 0.12.0 on).
     _wrapping(
         "PixtralForConditionalGeneration",
+        Columns("Mistral-Large-3 with vision", "ML3-VL", "MV"),
         ("pixtral",),
         ("deepseek_v3",),
         Wrapper(
             "pixtral",
             "PixtralForConditionalGeneration",
             f"{MODELS}/pixtral.py",
+            LanguageModel(f"{MODELS}/mistral_large_3.py", "MistralLarge3ForCausalLM"),
             "target_model.config.vision_config.image_token_id",
-            language_model=f"{MODELS}/mistral_large_3.py",
         ),
     ),
     # Its language model derives from NVIDIA's DeepseekV32ForCausalLM on every platform
     # (vllm/models/dots3_note/nvidia/model.py, 0.28.0 on; there is no allowlist any more).
     _wrapping(
         "Dots3NoteForCausalLM",
+        Columns("Dots3-Note", "Dots3", "D3"),
         ("dots3_note",),
         (),
         Wrapper(
             "dots3-note",
             "Dots3NoteForCausalLM",
             "vllm/models/dots3_note/nvidia/multimodal.py",
+            LanguageModel(
+                "vllm/models/dots3_note/nvidia/model.py", "Dots3NoteLanguageModelForCausalLM"
+            ),
             None,
         ),
-        _SPARSE,
         sparse=True,
     ),
 )
-
-MODEL_TYPES: tuple[str, ...] = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "deepseek_v32",
-    "kimi_k2",
-    "kimi_k25",
-    "kimi_vl",
-    "deepseek_vl_v2",
-    "glm_moe_dsa",
-)
-"""Every model type of the family. Never ``deepseek`` (DeepSeek V1): most contain it."""
 
 
 def select_models(names: tuple[str, ...]) -> tuple[FamilyModel, ...]:

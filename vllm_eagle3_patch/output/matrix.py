@@ -4,33 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.ground.matrix import Release
 from vllm_eagle3_patch.output.blocks import BLANK, Block, Columns, Line, print_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-
-_SHORT = {
-    "DeepseekV2ForCausalLM": "V2",
-    "DeepseekV3ForCausalLM": "V3,K2",
-    "DeepseekV32ForCausalLM": "V3.2",
-    "GlmMoeDsaForCausalLM": "GLM",
-    "MistralLarge3ForCausalLM": "ML3",
-    "KimiK25ForConditionalGeneration": "K2.5",
-    "KimiVLForConditionalGeneration": "KimiVL",
-    "DeepseekVLV2ForCausalLM": "VL2",
-    "DeepseekOCRForCausalLM": "OCR",
-    "DeepseekOCR2ForCausalLM": "OCR2",
-    "UnlimitedOCRForCausalLM": "UOCR",
-    "PixtralForConditionalGeneration": "ML3-VL",
-    "Dots3NoteForCausalLM": "Dots3",
-}
-
-
-_SHORTEST = ("V2", "V3", "32", "GLM", "ML", "K2", "KV", "VL", "O", "O2", "UO", "MV", "D3")
-"""The same columns for a terminal that is too narrow, where cells are first letters."""
-"""The same columns for a terminal that is too narrow, where cells are first letters."""
 
 
 _CELLS = {"native": "native", "patch": "patch", "interface": "iface", "unsupported": "no"}
@@ -51,15 +30,16 @@ def _matrix_blocks(releases: Sequence[Release]) -> Iterator[Block]:
     rows = []
     for release in releases:
         support = {model.architecture: _CELLS[model.support] for model in release.models}
-        rows.append((release.name, *(support.get(name, "-") for name in _SHORT)))
+        rows.append((release.name, *(support.get(model.architecture, "-") for model in FAMILY)))
         for model in release.models:
             if model.reason is not None:
                 reasons.setdefault(model.reason, []).append(release.name)
     letters = tuple((name, *(cell[:1] for cell in cells)) for name, *cells in rows)
-    narrow = Columns(("release", *_SHORTEST), letters)
-    yield Columns(("release", *_SHORT.values()), tuple(rows), narrow)
+    called = [model.columns for model in FAMILY]
+    narrow = Columns(("release", *(columns.narrow for columns in called)), letters)
+    yield Columns(("release", *(columns.matrix for columns in called)), tuple(rows), narrow)
     yield BLANK
-    yield Line(f"columns: {', '.join(_SHORT)}")
+    yield Line(f"columns: {', '.join(model.architecture for model in FAMILY)}")
     yield Line("native: vLLM has it. patch: apply makes it work. -: not shipped.")
     yield Line(
         "iface: the interface can be added (--interface-only), but the engine cannot use it."

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.ground.errors import VllmNotFoundError, WrongUsageError
-from vllm_eagle3_patch.ground.family import FAMILY, MODELS
+from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.ground.text import one_line, shell_word
 from vllm_eagle3_patch.installation.interpreter import Question, answer_to, as_path
 from vllm_eagle3_patch.verify.results import CheckResult, ModelResult, Verification
@@ -48,15 +48,6 @@ _SEE_WHY = "see why: {python} -c 'import vllm'"
 _HINTS = {
     "shared-library": "install the torch and the system libraries that this vLLM was built for",
     "missing-module": "install what this vLLM requires",
-}
-
-_OUTER = f"{MODELS}/deepseek_v2.py:DeepseekV2ForCausalLM"
-# The class of a wrapper's language model, where it is not that one.
-_LANGUAGE_MODELS = {
-    "PixtralForConditionalGeneration": f"{MODELS}/mistral_large_3.py:MistralLarge3ForCausalLM",
-    "Dots3NoteForCausalLM": (
-        "vllm/models/dots3_note/nvidia/model.py:Dots3NoteLanguageModelForCausalLM"
-    ),
 }
 
 # The patches that capture ids 0 and n, which vLLM's own code does not in every release.
@@ -192,7 +183,7 @@ def _request(model: FamilyModel) -> dict[str, Any]:
         "text_types": model.text_types,
     }
     if model.wrapper is not None:
-        path, _, name = _LANGUAGE_MODELS.get(model.architecture, _OUTER).partition(":")
+        path, name = model.wrapper.language_model
         request["language_model"] = f"{_dotted(path)}:{name}"
         request["image_token"] = model.wrapper.image_token
     return request

@@ -12,7 +12,6 @@ REGISTRY = f"{MODELS}/registry.py"
 
 DEEPSEEK_V32 = "vllm/models/deepseek_v32/__init__.py"
 DEEPSEEK_V32_NVIDIA = "vllm/models/deepseek_v32/nvidia/model.py"
-DOTS3_NOTE = "vllm/models/dots3_note/nvidia/model.py"
 
 SPECULATIVE_CONFIG = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py")
 WHOLE_CONFIG = "vllm/config/vllm.py"

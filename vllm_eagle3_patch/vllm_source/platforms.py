@@ -3,7 +3,8 @@
 From 0.25.0 on vLLM has vllm/models/deepseek_v32/nvidia/model.py, from 0.27.0 on also
 amd/model.py. The registry resolves DeepSeek-V3.2 and GLM's variant to that package from 0.29.0 on,
 and the package's ``__init__.py`` chooses: NVIDIA's file, from 0.31.0 on AMD's too, and
-``deepseek_v2.py`` anywhere else. Dots3-Note takes NVIDIA's model from 0.28.0 on.
+``deepseek_v2.py`` anywhere else. A wrapper's language model may import a platform's model itself:
+Dots3-Note takes NVIDIA's from 0.28.0 on.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import syntax
-from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK_V32, DOTS3_NOTE, REGISTRY
+from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK_V32, REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-EVIDENCE = (DEEPSEEK_V32, DOTS3_NOTE)
+_LANGUAGE_MODELS = {
+    model.architecture: model.wrapper.language_model.path
+    for model in FAMILY
+    if model.wrapper is not None and model.sparse
+}
+EVIDENCE = (DEEPSEEK_V32, *_LANGUAGE_MODELS.values())
 """The files that decide, beside the registry."""
 
 OUTER = "DeepseekV32ForCausalLM"
@@ -36,8 +42,8 @@ def platform_files(sources: Sources, architecture: str) -> tuple[str, ...]:
     Raises:
         UnsupportedError: A file that decides cannot be parsed.
     """
-    if architecture == "Dots3NoteForCausalLM":
-        deciding, name = DOTS3_NOTE, MODEL
+    if architecture in _LANGUAGE_MODELS:
+        deciding, name = _LANGUAGE_MODELS[architecture], MODEL
     elif _registered(sources, architecture):
         deciding, name = DEEPSEEK_V32, OUTER
     else:

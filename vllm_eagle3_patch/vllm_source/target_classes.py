@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch.ground.errors import UnsupportedError
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.engine import DEFAULT_LAYERS, TargetClass
@@ -65,7 +66,7 @@ class Targets:
             checks_ids=bool(backbones) and all(map(_checks, backbones)),
             relays=bool(backbones) and all(map(_relays, backbones)),
             float16_scaling=all(self._scales_float16(place) for place in inner),
-            partial_sums=any(self._partial_sums(path, b) for path, b in self._models(inner)),
+            partial_sums=any(self._partial_sums(place) for place in self._models(inner)),
             gathers=all(map(_gathers, backbones)),
         )
 
@@ -100,16 +101,21 @@ class Targets:
         )
 
     def _language_classes(self, family: FamilyModel | None) -> tuple[Located, ...]:
-        """The classes of a wrapper's language model, where the family's table tells them."""
+        """The classes of a wrapper's language model, where the release ships it.
+
+        Raises:
+            UnsupportedError: The file has no such class.
+        """
         if family is None or family.wrapper is None:
             return ()
-        if family.architecture in _LANGUAGE_FILES:
-            return tuple(self._registry.named(*_LANGUAGE_FILES[family.architecture]))
-        for architecture in _LANGUAGE_MODELS.get(family.architecture, ("DeepseekV2ForCausalLM",)):
-            found = self._registry.classes(architecture)
-            if found:
-                return found
-        return ()
+        path, name = family.wrapper.language_model
+        found = tuple(self._registry.named(path, name))
+        if not found and self._sources.exists(path):
+            raise UnsupportedError(
+                f"{path} has no class {name}, the language model of {family.architecture}",
+                "name a release that this tool knows with --release",
+            )
+        return found
 
     def _shares(self, place: Located, family: FamilyModel) -> bool:
         """Whether the proposer finds the embedding and the head that a draft model shares.
@@ -188,14 +194,21 @@ class Targets:
                 if owner.name.endswith("DecoderLayer") and forward is not None:
                     yield forward
 
-    def _partial_sums(self, path: str, model: ast.ClassDef) -> bool:
+    def _partial_sums(self, model: Located) -> bool:
         """The layers leave the sum over ranks to the next norm (see ``limits._platform``)."""
+        path, forward = next(
+            (
+                (file, method)
+                for file, base in self._registry.lineage(*model)
+                if (method := syntax.find_method(base, "forward")) is not None
+            ),
+            (model[0], None),
+        )
         fused = any(
             owner.name == "DeepseekV32DecoderLayer"
             and syntax.mentions(owner, "fused_allreduce_rms_norm")
             for owner in self._registry.classes_in(path)
         )
-        forward = syntax.find_method(model, "forward")
         return fused and not any(
             syntax.mentions(loop, "tensor_model_parallel_all_reduce")
             for loop in ast.walk(forward or ast.Pass())
@@ -216,15 +229,6 @@ class _Backbone:
         self.forward: ast.AST = forward or ast.Pass()
         self.setters = setters
         self.mixed_in = any(MIXIN in syntax.base_names(base) for base in lineage)
-
-
-_LANGUAGE_MODELS = {
-    "PixtralForConditionalGeneration": ("MistralLarge3ForCausalLM",),
-}
-_LANGUAGE_FILES = {
-    "Dots3NoteForCausalLM": ("vllm/models/deepseek_v32/nvidia/model.py", "DeepseekV32ForCausalLM"),
-}
-"""Wrappers whose language model is not DeepSeek-V2's own class (see ``family``)."""
 
 
 def _model_class(owner: ast.ClassDef) -> str | None:
