@@ -15,8 +15,7 @@ from whole_tree import check_apply_check_diff, codes, whole_tree
 import fake_environments as fake
 from command_line import run
 from safety_table import Tried
-from small_installation import PLAIN, apply, change, make_installation
-from vllm_eagle3_patch.transaction.revert import revert
+from small_installation import PLAIN, apply, change, make_installation, revert
 
 GROUP = "Installations as they are"
 SPECULATIVE = "vllm/config/speculative.py"

@@ -14,7 +14,6 @@ from conftest import small_copy
 from safety_table import Tried
 from small_installation import apply, make_installation, sha256
 from vllm_eagle3_patch.transaction.change import Change
-from vllm_eagle3_patch.transaction.commit import commit
 from vllm_eagle3_patch.transaction.state.documents import SCHEMA
 
 GROUP = "Installations as they are"
@@ -69,7 +68,7 @@ def leave_as_an_earlier_version(root: Path, *, version: str) -> None:
         before = (root / path).read_bytes()
         after = b"# vllm-eagle3-patch: an-old-patch\n" + before
         changes.append(Change(path, sha256(before), after, ("an-old-patch",)))
-    commit(root, changes, tool_version=version, vllm_version="0.17.1", release="0.17.1")
+    apply(root, *changes, tool=version)
 
 
 @pytest.mark.parametrize("then", ["apply", "revert"])

@@ -30,7 +30,6 @@ _SHORT = {
 
 _SHORTEST = ("V2", "V3", "32", "GLM", "ML", "K2", "KV", "VL", "O", "O2", "UO", "MV", "D3")
 """The same columns for a terminal that is too narrow, where cells are first letters."""
-"""The same columns for a terminal that is too narrow, where cells are first letters."""
 
 
 _CELLS = {"native": "native", "patch": "patch", "interface": "iface", "unsupported": "no"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_eagle3_patch.ground import filesystem
-from vllm_eagle3_patch.ground.errors import PatchError
+from vllm_eagle3_patch.ground.errors import NotReadableError, PatchError
 from vllm_eagle3_patch.ground.folder import Folder
 from vllm_eagle3_patch.ground.os_errors import explained
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
@@ -64,15 +64,15 @@ def recover(root: Path) -> RecoveryResult | None:
     Raises:
         StateCorruptError: The state cannot be trusted.
         BusyError: Another run is at work.
+        NotReadableError: It cannot be told whether there is one.
         NotWritableError: Something cannot be written.
     """
-    with explained():
-        with Folder.at(root) as folder:
-            needed = lock.leftovers(folder) or _needs_recovery(folder)
-        if not needed:
-            return None
-        with lock.exclusive(root) as hold:
-            return recover_in(hold.root)
+    with explained(NotReadableError), Folder.at(root) as folder:
+        needed = lock.leftovers(folder) or _needs_recovery(folder)
+    if not needed:
+        return None
+    with lock.exclusive(root) as hold:
+        return recover_in(hold.root)
 
 
 def recover_in(root: Folder) -> RecoveryResult | None:
