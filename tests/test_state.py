@@ -27,7 +27,7 @@ from small_installation import (
 )
 from vllm_eagle3_patch.commands.revert import revert as revert_command
 from vllm_eagle3_patch.ground.errors import (
-    NotWritableError,
+    NotReadableError,
     PatchError,
     StateCorruptError,
     UnsafeStateError,
@@ -370,7 +370,7 @@ def test_a_state_that_may_not_be_read_is_not_read_as_none(
 
     monkeypatch.setattr(Folder, "snapshot", refuse)
     for command in (read_manifest, unfinished):
-        with pytest.raises(NotWritableError) as caught:
+        with pytest.raises(NotReadableError) as caught:
             command(root)
         assert caught.value.code == "permission"
 
