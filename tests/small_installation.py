@@ -1,10 +1,10 @@
 """A tiny installation whose files are installed in the three ways that installers have."""
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.transaction.all_or_none import KeptAside
 from vllm_eagle3_patch.transaction.change import Change
 from vllm_eagle3_patch.transaction.commit import commit
@@ -48,10 +48,6 @@ def new(path: str) -> bytes:
 
 def newer(path: str) -> bytes:
     return f"newer {path}".encode()
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def change(

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fake_package import write_package
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import NotReadableError, UnsupportedError
 from vllm_eagle3_patch.vllm_source import sources as module_under_test
-from vllm_eagle3_patch.vllm_source.sources import Sources, parse, sha256
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 FILE = "vllm/a.py"
 

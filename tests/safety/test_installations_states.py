@@ -12,7 +12,8 @@ from whole_tree import STATE, check_apply_check_diff, codes, whole_tree
 from command_line import run
 from conftest import small_copy
 from safety_table import Tried
-from small_installation import apply, make_installation, sha256
+from small_installation import apply, make_installation
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.transaction.change import Change
 from vllm_eagle3_patch.transaction.state.documents import SCHEMA
 

@@ -1,6 +1,5 @@
 """The distribution that provides the package vllm, whatever its name, read from its metadata."""
 
-import hashlib
 import json
 import os
 import posixpath
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.text import one_line
 from vllm_eagle3_patch.installation.site_packages import PACKAGE
 
@@ -173,7 +173,7 @@ def _best(recording: list[Path], root: Path) -> Path:
     def agreeing(info: Path) -> int:
         recorded = read_record(info, root)
         return sum(
-            recorded.get(name) == hashlib.sha256((root / name).read_bytes()).hexdigest()
+            recorded.get(name) == sha256((root / name).read_bytes())
             for name in _TELLING_FILES
             if (root / name).is_file()
         )

@@ -70,7 +70,7 @@ def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> N
 class KeptAside:
     """A file that someone had edited and that was replaced all the same.
 
-    Args:
+    Attributes:
         path: The file, relative to the root.
         copy: Where a copy of it is, relative to the root.
     """
@@ -80,7 +80,7 @@ class KeptAside:
 
     @classmethod
     def all_of(cls, journal: Journal) -> tuple["KeptAside", ...]:
-        """Return what a run keeps aside."""
+        """What a run keeps aside."""
         return tuple(
             cls(file.path, f"{FOLDER}/{journal.aside(file.path)}")
             for file in journal.files
@@ -89,7 +89,7 @@ class KeptAside:
 
 
 def manifest_of(root: Folder) -> Manifest | None:
-    """Return the manifest of an installation, None if there is no state.
+    """The manifest of an installation, None if there is no state.
 
     Raises:
         StateCorruptError: The state cannot be trusted.
@@ -101,7 +101,7 @@ def manifest_of(root: Folder) -> Manifest | None:
 
 
 def next_run(root: Folder, manifest: Manifest | None) -> int:
-    """Return the number of a run under which nothing is kept yet."""
+    """The number of a run under which nothing is kept yet."""
     taken = set() if manifest is None else {str(manifest.run)}
     if root.status(FOLDER) is not None:
         with opened_in(root) as state:

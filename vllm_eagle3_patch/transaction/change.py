@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Change:
     """What is to become of one file.
 
-    Args:
+    Attributes:
         path: Relative to the root, with forward slashes.
         expected: The SHA-256, in hex, of the bytes that must be there now.
         after: What is to be there.

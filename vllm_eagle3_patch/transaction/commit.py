@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import ModifiedFileError, PatchError, VerificationError
 from vllm_eagle3_patch.ground.folder import Folder, Snapshot
 from vllm_eagle3_patch.transaction.all_or_none import (
@@ -25,7 +26,7 @@ from vllm_eagle3_patch.transaction.state.journal import (
     Site,
 )
 from vllm_eagle3_patch.transaction.state.lock import Hold, exclusive
-from vllm_eagle3_patch.transaction.state.manifest import Manifest, ManifestEntry, digest_of
+from vllm_eagle3_patch.transaction.state.manifest import Manifest, ManifestEntry
 
 
 def commit(
@@ -70,7 +71,7 @@ def commit(
     root = hold.root
     manifest = manifest_of(root)
     found = {change.path: _expected(root, change) for change in changes}
-    effective = [change for change in changes if digest_of(change.after) != change.expected]
+    effective = [change for change in changes if sha256(change.after) != change.expected]
     dropped = _no_longer_ours(root, manifest, stale)
     if not effective and not dropped:
         return ()
@@ -101,13 +102,13 @@ def drop_bytecode(root: Path, paths: Sequence[str]) -> None:
 def _replacement(change: Change, entry: ManifestEntry | None) -> Replacement:
     edited = entry is not None and entry.written != change.expected
     aside = change.keep_aside and edited
-    return Replacement(change.path, change.expected, digest_of(change.after), aside)
+    return Replacement(change.path, change.expected, sha256(change.after), aside)
 
 
 def _entry(
     root: Folder, change: Change, found: Snapshot, entry: ManifestEntry | None, run: int
 ) -> ManifestEntry:
-    written = digest_of(change.after)
+    written = sha256(change.after)
     if entry is not None and (
         change.keep_aside or change.made_of == entry.original or change.expected == entry.written
     ):
@@ -147,7 +148,7 @@ def _replace_all(
 
 
 def _expected(root: Folder, change: Change) -> Snapshot:
-    """Return what is at a path, if it is what the change expects."""
+    """What is at a path, if it is what the change expects."""
     parent, _, name = change.path.rpartition("/")
     try:
         with root.below(parent) as folder:
@@ -156,7 +157,7 @@ def _expected(root: Folder, change: Change) -> Snapshot:
         raise ModifiedFileError(
             f"{change.path} is missing", "reinstall vLLM, then run it again", code="missing"
         ) from error
-    if digest_of(snapshot.data) != change.expected:
+    if sha256(snapshot.data) != change.expected:
         raise changed_meanwhile(change.path)
     return snapshot
 

@@ -45,7 +45,7 @@ _DOCUMENTS = (readme.NAME, MANIFEST, JOURNAL)
 class RecoveryResult:
     """What became of an interrupted run.
 
-    Args:
+    Attributes:
         operation: What it was: ``apply`` or ``revert``.
         outcome: ``rolled-back``, or ``completed`` if it only had to be tidied up.
         restored: The files that were put back as the run had found them.
@@ -146,7 +146,7 @@ def _undo(site: Site, file: Replacement) -> str:
 
 
 def _with_retained(journal: Journal, foreign: tuple[str, ...]) -> Manifest | None:
-    """Return the manifest before a run, with the originals of files that stay changed.
+    """The manifest before a run, with the originals of files that stay changed.
 
     What is in the place of such a file is not ours, but its original must not be lost.
     """

@@ -35,7 +35,7 @@ from vllm_eagle3_patch.transaction.state.manifest import (
 class RevertResult:
     """What ``revert`` did, or would do.
 
-    Args:
+    Attributes:
         reverted: The files whose originals were put back.
         left_alone: Files of ours that someone edited: they and their originals stay.
         stale: Files that are not ours any more, or gone with their folder: vLLM was installed anew

@@ -83,7 +83,7 @@ class Hold:
 
 
 def held_by(root: Path) -> Holder | None:
-    """Return who holds the lock of an installation, None if nobody alive does.
+    """Who holds the lock of an installation, None if nobody alive does.
 
     Nothing is written.
 
