@@ -306,7 +306,7 @@ class TestByFolder:
         folder = tmp_path / os.fsdecode(b"a b\nc\xe9")
         with pytest.raises(VllmNotFoundError) as caught:
             find(site_packages=folder)
-        assert "a b\\nc\\udce9 does not exist" in caught.value.message
+        assert "a b\\nc\\xe9 does not exist" in caught.value.message
         folder.mkdir()
         fake.install_vllm(folder)
         assert find(site_packages=folder).root == folder

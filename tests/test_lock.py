@@ -17,7 +17,12 @@ from pathlib import Path
 import pytest
 
 from fault_injection import BEFORE, failing_at, killed_at, points_of, stepping
-from vllm_eagle3_patch.ground.errors import BusyError, NotWritableError, UnsafeStateError
+from vllm_eagle3_patch.ground.errors import (
+    BusyError,
+    NotReadableError,
+    NotWritableError,
+    UnsafeStateError,
+)
 from vllm_eagle3_patch.ground.folder import Folder
 from vllm_eagle3_patch.transaction.state import lock, lock_holder
 from vllm_eagle3_patch.transaction.state.lock import FOLDER, exclusive, held_by
@@ -116,7 +121,7 @@ def test_looking_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_missing_installation_is_not_held(tmp_path: Path) -> None:
     assert held_by(tmp_path / "nowhere") is None
-    with pytest.raises(NotWritableError, match="No such file"):
+    with pytest.raises(NotReadableError, match="No such file"):
         hold_once(tmp_path / "nowhere")
 
 

@@ -129,8 +129,7 @@ def _nothing_to_do(
     if any(problem.code == OUTDATED_BYTECODE for problem in assessment.problems):
         from vllm_eagle3_patch.transaction.commit import drop_bytecode
 
-        patched = [status.path for status in assessment.files if status.state == "patched"]
-        drop_bytecode(installation.root, patched)
+        drop_bytecode(installation.root, assessment.patched)
         notes += ("removed compiled files that Python would have used, not the patched ones",)
         assessment = classify(installation)
     verification = None

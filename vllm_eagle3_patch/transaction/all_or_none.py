@@ -30,12 +30,7 @@ from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_in
 
 
 def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> None:
-    """Do what a journal says.
-
-    Args:
-        hold: The lock.
-        journal: What is about to happen.
-        action: Replaces the files and checks them; raises if that fails.
+    """Do what a journal says: ``action`` replaces the files and checks them.
 
     Raises:
         PatchError: What ``action`` raised; everything was rolled back.

@@ -48,13 +48,11 @@ class RecoveryResult:
     Attributes:
         operation: What it was: ``apply`` or ``revert``.
         outcome: ``rolled-back``, or ``completed`` if it only had to be tidied up.
-        restored: The files that were put back as the run had found them.
         left_alone: Files that someone else changed after the run had replaced them.
     """
 
     operation: str
     outcome: str
-    restored: tuple[str, ...] = ()
     left_alone: tuple[str, ...] = ()
 
 
@@ -116,10 +114,10 @@ def _roll_back(site: Site) -> RecoveryResult:
             outcomes[file.path] = _undo(site, file)
         except (OSError, PatchError) as error:
             failure = failure or error
-    restored = tuple(path for path, outcome in outcomes.items() if outcome == "restored")
     foreign = tuple(path for path, outcome in outcomes.items() if outcome == "foreign")
-    for path in restored:
-        remove_bytecode(site.root, path)
+    for path, outcome in outcomes.items():
+        if outcome == "restored":
+            remove_bytecode(site.root, path)
     if failure is not None:
         raise failure
     manifest = _with_retained(journal, foreign)
@@ -134,7 +132,7 @@ def _roll_back(site: Site) -> RecoveryResult:
     if manifest is None:
         dissolve(site.root, site.state)
     end(site.root, site.state)
-    return RecoveryResult(journal.operation, "rolled-back", restored[::-1], foreign[::-1])
+    return RecoveryResult(journal.operation, "rolled-back", foreign[::-1])
 
 
 def _undo(site: Site, file: Replacement) -> str:

@@ -40,7 +40,6 @@ class RevertResult:
         left_alone: Files of ours that someone edited: they and their originals stay.
         stale: Files that are not ours any more, or gone with their folder: vLLM was installed anew
             or removed.
-        kept_aside: Where copies of edited files are.
         unclaimed: Kept files, relative to the root, of which the manifest says nothing: they stay.
         other_owner: Files that came back as a copy and have another owner or group than the
             original: we may not give them away.
@@ -87,12 +86,8 @@ def revert(hold: Hold, origins: Origins, *, force: bool) -> RevertResult:
     The caller has ended an interrupted run. A file that someone edited stays, and with it what is
     kept of it; one that someone deleted is put back, unless its folder is gone; a file that is not
     ours any more stays, and what was kept of it is removed. What is kept without being in the
-    manifest is never removed.
-
-    Args:
-        hold: The lock of the installation.
-        origins: What tells whose a file is.
-        force: Replace edited files too, keeping copies of them in the state folder.
+    manifest is never removed. With ``force`` edited files are replaced too, and copies of them
+    kept in the state folder.
 
     Raises:
         ModifiedFileError: There are both files to revert and edited ones; nothing was written.

@@ -28,10 +28,7 @@ def encode(document: dict[str, object]) -> bytes:
 def decode(data: bytes, where: str, restore: str) -> "Fields":
     """Read a document that ``encode`` wrote, of a schema that this version knows.
 
-    Args:
-        data: The bytes.
-        where: What to call it in messages.
-        restore: What to do if it cannot be read.
+    Errors call it ``where``, and say with ``restore`` what to do if it cannot be read.
 
     Raises:
         StateCorruptError: It is no such document, or a newer version wrote it.

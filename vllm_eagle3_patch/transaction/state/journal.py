@@ -56,11 +56,7 @@ class Journal:
 
     Attributes:
         operation: ``apply`` or ``revert``.
-        tool: The version of this tool.
         run: The number under which this run keeps files.
-        before: The manifest before the run, None if there was none.
-        after: The manifest after it, None if there is to be none.
-        files: The files it replaces.
         token: Makes the names of its staged files its own.
     """
 
@@ -127,13 +123,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Site:
-    """An installation during a run.
-
-    Attributes:
-        root: The folder that holds the package.
-        state: Our state folder.
-        journal: What the run is about.
-    """
+    """An installation during a run."""
 
     root: Folder
     state: Folder

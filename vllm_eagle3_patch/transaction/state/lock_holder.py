@@ -31,10 +31,8 @@ class Holder:
     """A process that has the lock, or had it.
 
     Attributes:
-        host: The name of its host.
         boot: What the kernel calls the time since the host was started.
         namespace: The PID namespace in which its number counts.
-        pid: Its number.
         started: When it was started, as ``processes.started_at`` says.
     """
 
@@ -65,12 +63,7 @@ def this_process() -> Holder:
 
 
 def living_holder(lock: Folder, now: int) -> Holder | None:
-    """Who holds a lock, None if nobody alive does.
-
-    Args:
-        lock: The lock's folder.
-        now: The time on its file system, in nanoseconds.
-    """
+    """Who holds a lock, None if nobody alive does, by the time ``now`` of its file system in ns."""
     holders = (living(lock, token, now) for token in lock.names())
     return next(filter(None, holders), None)
 
