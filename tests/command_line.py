@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from click.testing import CliRunner
 
@@ -28,6 +31,11 @@ class Ended:
         assert isinstance(document, dict)
         return document
 
+    @property
+    def codes(self) -> set[str]:
+        """The codes of the problems that a command with ``--json`` told."""
+        return {problem["code"] for problem in self.document["problems"]}
+
 
 def run(*arguments: object, env: dict[str, str] | None = None) -> Ended:
     """Run ``vllm-eagle3-patch`` with these arguments."""
@@ -35,6 +43,28 @@ def run(*arguments: object, env: dict[str, str] | None = None) -> Ended:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(result.exit_code, result.stdout, result.stderr)
+
+
+def on_a_terminal(
+    *arguments: object,
+    columns: int = 200,
+    env: dict[str, str] | None = None,
+    stdout: IO[bytes] | None = None,
+) -> str:
+    """What a terminal gets of ``vllm-eagle3-patch`` in a process of its own."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "vllm_eagle3_patch", *map(str, arguments)]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), **(env or {})}
+    output = b""
+    with subprocess.Popen(command, stdout=stdout or theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        try:
+            while chunk := os.read(ours, 65536):
+                output += chunk
+        except OSError:
+            pass  # Linux answers EIO once the other side is closed.
+    os.close(ours)
+    return output.decode()
 
 
 @dataclass(frozen=True)

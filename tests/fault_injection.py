@@ -41,7 +41,7 @@ def stepping(step: Step) -> Iterator[None]:
 
 
 def points_of(action: Callable[[], object]) -> list[Point]:
-    """Return the points at which an action could be interrupted, doing it."""
+    """The points at which an action could be interrupted, doing it."""
     points: list[Point] = []
     with stepping(lambda *point: points.append(point)):
         action()

@@ -41,7 +41,7 @@ file systems). The last column names the test. [SECURITY.md](../SECURITY.md) say
 class Row:
     """One fault or situation that was tried.
 
-    Args:
+    Attributes:
         group: One of ``GROUPS``.
         situation: The fault or situation.
         how: How it was brought about.
@@ -118,7 +118,7 @@ class SafetyTable:
 
 
 def document(rows: dict[str, list[Row]], not_tried: dict[str, str]) -> str:
-    """Return the text of ``docs/safety.md``."""
+    """The text of ``docs/safety.md``."""
     lines = [INTRODUCTION]
     total = sum(row.count for found in rows.values() for row in found)
     lines.append(
@@ -133,7 +133,7 @@ def document(rows: dict[str, list[Row]], not_tried: dict[str, str]) -> str:
 
 
 def table(rows: dict[str, list[Row]]) -> list[str]:
-    """Return the lines of the tables, one table a group, equal rows of one test added up."""
+    """The lines of the tables, one table a group, equal rows of one test added up."""
     lines = []
     for group in GROUPS:
         found = list(
@@ -162,7 +162,7 @@ def _merged(found: Iterable[tuple[str, Row]]) -> Iterable[tuple[str, Row]]:
 
 
 def _name(node: str) -> str:
-    """Return a test's file and name, without what it was parametrized with."""
+    """A test's file and name, without what it was parametrized with."""
     return node.partition("[")[0].removeprefix("tests/")
 
 

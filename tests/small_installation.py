@@ -1,15 +1,22 @@
 """A tiny installation whose files are installed in the three ways that installers have."""
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+from vllm_eagle3_patch.ground.digest import sha256
+from vllm_eagle3_patch.transaction.all_or_none import KeptAside
 from vllm_eagle3_patch.transaction.change import Change
-from vllm_eagle3_patch.transaction.commit import CommitResult, commit
+from vllm_eagle3_patch.transaction.commit import commit
+from vllm_eagle3_patch.transaction.recovery import recover_in
+from vllm_eagle3_patch.transaction.revert import Origins, RevertResult, planned_revert
+from vllm_eagle3_patch.transaction.revert import revert as put_back
+from vllm_eagle3_patch.transaction.state.lock import exclusive
 
 LINKED, SYMLINK, PLAIN = "vllm/config/linked.py", "vllm/config/symlink.py", "vllm/plain.py"
 PATHS = (LINKED, SYMLINK, PLAIN)
+
+NO_ORIGINS = Origins()
 
 Entry = tuple[int, int, int, bytes]
 
@@ -43,10 +50,6 @@ def newer(path: str) -> bytes:
     return f"newer {path}".encode()
 
 
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def change(
     path: str, before: bytes | None = None, after: bytes | None = None, *, keep_aside: bool = False
 ) -> Change:
@@ -63,19 +66,33 @@ def change(
 def apply(
     root: Path,
     *changes: Change,
-    check: Callable[[], None] | None = None,
+    check: Callable[[], None] = lambda: None,
     stale: tuple[str, ...] = (),
-) -> CommitResult:
-    """Commit these changes, or the ordinary ones."""
-    return commit(
-        root,
-        changes or [change(path) for path in PATHS],
-        tool_version="1.0",
-        vllm_version="0.17.1",
-        release="0.17.1",
-        check=check,
-        stale=stale,
-    )
+    tool: str = "1.0",
+) -> tuple[KeptAside, ...]:
+    """Commit these changes, or the ordinary ones, as the command does."""
+    with exclusive(root) as hold:
+        recover_in(hold.root)
+        return commit(
+            hold,
+            changes or [change(path) for path in PATHS],
+            tool_version=tool,
+            vllm_version="0.17.1",
+            release="0.17.1",
+            check=check,
+            stale=stale,
+        )
+
+
+def revert(
+    root: Path, origins: Origins = NO_ORIGINS, *, force: bool = False, dry_run: bool = False
+) -> RevertResult:
+    """Put the originals back, as the command does."""
+    if dry_run:
+        return planned_revert(root, origins, force=force)
+    with exclusive(root) as hold:
+        recover_in(hold.root)
+        return put_back(hold, origins, force=force)
 
 
 def tree(folder: Path) -> dict[str, Entry]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from command_line import Ended, run, snapshot
+from command_line import Ended, on_a_terminal, run, snapshot
 from conftest import small_copy
 from vllm_eagle3_patch.assess.decision import Plan
 from vllm_eagle3_patch.assess.plan import plan
@@ -40,10 +39,6 @@ def run_json(command: str, site_packages: Path, *more: object) -> Ended:
     assert ended.document["exit_code"] == ended.exit_code
     assert ended.document["command"] == command
     return ended
-
-
-def problem_codes(ended: Ended) -> set[str]:
-    return {problem["code"] for problem in ended.document["problems"]}
 
 
 def edit(file: Path, content: bytes = b"\n# a local edit\n") -> None:
@@ -223,7 +218,7 @@ def test_file_changed_by_someone_else_is_5_and_nothing_is_written(site_packages:
     states = {file["path"]: file["state"] for file in checked.document["files"]}
     assert states[DEEPSEEK] == "modified"
     assert states[SPECULATIVE] == "pristine"
-    assert "modified" in problem_codes(checked)
+    assert "modified" in checked.codes
     assert run_json("apply", site_packages).exit_code == 5
     assert snapshot(site_packages) == before
 
@@ -247,7 +242,7 @@ def test_force_on_an_edited_file_without_its_anchors_is_4(site_packages: Path) -
     before = snapshot(site_packages)
     ended = run_json("apply", site_packages, "--force")
     assert ended.exit_code == 4
-    assert "anchor-missing" in problem_codes(ended)
+    assert "anchor-missing" in ended.codes
     assert snapshot(site_packages) == before
 
 
@@ -280,7 +275,7 @@ def test_file_edited_by_hand_that_is_ready_is_0_and_shown_as_modified(site_packa
     edit(site_packages / DEEPSEEK)
     ended = run_json("check", site_packages)
     assert (ended.exit_code, ended.document["state"]) == (0, "modified")
-    assert "modified" in problem_codes(ended)
+    assert "modified" in ended.codes
 
 
 @pytest.mark.parametrize("state", ["fresh", "patched"])
@@ -295,7 +290,7 @@ def test_a_missing_file_is_5_before_and_after_apply(
     (site_packages / path).unlink()
     checked = run_json("check", site_packages)
     assert checked.exit_code == 5
-    assert "missing" in problem_codes(checked)
+    assert "missing" in checked.codes
     assert run_json("apply", site_packages).exit_code == 5
 
 
@@ -366,7 +361,7 @@ def test_originals_restored_by_hand_are_no_edit(site_packages: Path) -> None:
     (site_packages / DEEPSEEK).write_bytes(original)
     checked = run_json("check", site_packages, "--unpinned")
     assert checked.exit_code == 1
-    assert "stale-state" in problem_codes(checked)
+    assert "stale-state" in checked.codes
 
 
 def test_a_selection_that_leaves_models_unready_is_not_called_ready(site_packages: Path) -> None:
@@ -408,7 +403,7 @@ def test_missing_file_is_5(site_packages: Path) -> None:
     (site_packages / SPECULATIVE).unlink()
     ended = run_json("check", site_packages)
     assert ended.exit_code == 5
-    assert "missing" in problem_codes(ended)
+    assert "missing" in ended.codes
     assert run_json("apply", site_packages, "--force").exit_code == 5
 
 
@@ -427,7 +422,7 @@ def test_unknown_build_is_4_and_patched_with_unpinned(site_packages: Path) -> No
     before = snapshot(site_packages)
     ended = run_json("check", site_packages)
     assert ended.exit_code == 4
-    assert problem_codes(ended) == {"unpinned"}
+    assert ended.codes == {"unpinned"}
     assert ended.document["release"]["support"] == "unknown"
     assert run_json("apply", site_packages).exit_code == 4
     assert run_json("check", site_packages, "--unpinned").exit_code == 1
@@ -451,7 +446,7 @@ def test_source_that_is_not_python_is_refused_without_traceback(site_packages: P
     unknown_build(site_packages, b"class DeepseekV2Model(", b"class (")
     ended = run_json("check", site_packages, "--unpinned")
     assert ended.exit_code == 4
-    assert "not-python" in problem_codes(ended)
+    assert "not-python" in ended.codes
 
 
 def test_wrong_result_is_rolled_back_with_6(
@@ -490,7 +485,7 @@ def test_run_in_progress_is_7(site_packages: Path) -> None:
     with exclusive(site_packages):
         checked = run_json("check", site_packages)
         assert checked.exit_code == 7
-        assert "busy" in problem_codes(checked)
+        assert "busy" in checked.codes
         assert run_json("apply", site_packages).exit_code == 7
         assert run_json("revert", site_packages).exit_code == 7
     assert run_json("check", site_packages).exit_code == 1
@@ -577,7 +572,7 @@ def test_reinstalled_vllm_is_stale_state_and_apply_starts_afresh(
     before = {p: e for p, e in snapshot(site_packages).items() if not p.startswith(STATE)}
     checked = run_json("check", site_packages)
     assert checked.exit_code == 1
-    assert "stale-state" in problem_codes(checked)
+    assert "stale-state" in checked.codes
     assert run_json("apply", site_packages).exit_code == 0
     assert run_json("revert", site_packages).exit_code == 0
     assert snapshot(site_packages) == before
@@ -593,7 +588,7 @@ def test_upgraded_vllm_is_stale_state_and_revert_leaves_it_alone(
     before = {p: e for p, e in snapshot(site_packages).items() if not p.startswith(STATE)}
     checked = run_json("check", site_packages)
     assert checked.document["release"]["name"] == "0.18.0"
-    assert "stale-state" in problem_codes(checked)
+    assert "stale-state" in checked.codes
     assert run_json("revert", site_packages).exit_code == 0
     assert snapshot(site_packages) == before
 
@@ -604,10 +599,10 @@ def test_corrupt_state_is_an_error_of_its_own(site_packages: Path) -> None:
     manifest.write_bytes(manifest.read_bytes()[:40])
     checked = run_json("check", site_packages)
     assert checked.exit_code == 0, "the files' content decides"
-    assert "state-corrupt" in problem_codes(checked)
+    assert "state-corrupt" in checked.codes
     reverted = run_json("revert", site_packages)
     assert reverted.exit_code == 5
-    assert "state-corrupt" in problem_codes(reverted)
+    assert "state-corrupt" in reverted.codes
 
 
 def test_lost_originals_are_told(site_packages: Path) -> None:
@@ -616,7 +611,7 @@ def test_lost_originals_are_told(site_packages: Path) -> None:
         shutil.rmtree(site_packages / STATE / name)
     checked = run_json("check", site_packages)
     assert checked.exit_code == 0
-    assert "original-lost" in problem_codes(checked)
+    assert "original-lost" in checked.codes
 
 
 def test_a_deleted_file_of_ours_is_put_back_by_revert(site_packages: Path) -> None:
@@ -636,7 +631,7 @@ def test_a_broken_journal_does_not_hide_what_the_files_are(site_packages: Path) 
     (site_packages / STATE / "journal.json").write_bytes(b"garbage")
     checked = run_json("check", site_packages)
     assert checked.exit_code == 5
-    assert "state-corrupt" in problem_codes(checked)
+    assert "state-corrupt" in checked.codes
     assert any(model["ready"] for model in checked.document["models"])
 
 
@@ -711,36 +706,19 @@ def test_no_control_codes_without_a_terminal(arguments: list[str], site_packages
     assert not CONTROL.search(done.stdout)
 
 
-def on_a_terminal(arguments: list[str], env: dict[str, str], columns: int = 200) -> str:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "vllm_eagle3_patch", *arguments]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), **env}
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    output = b""
-    try:
-        while chunk := os.read(ours, 65536):
-            output += chunk
-    except OSError:
-        pass  # Linux answers EIO once the other side is closed.
-    process.wait()
-    os.close(ours)
-    return output.decode()
-
-
 def test_colours_on_a_terminal_and_none_with_no_color(site_packages: Path) -> None:
     check = ["check", "--site-packages", str(site_packages)]
-    assert "\x1b[" in on_a_terminal(check, {})
-    assert "\x1b" not in on_a_terminal(check, {"NO_COLOR": "1"})
+    assert "\x1b[" in on_a_terminal(*check)
+    assert "\x1b" not in on_a_terminal(*check, env={"NO_COLOR": "1"})
 
 
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}], ids=["colours", "no colours"])
 def test_a_narrow_terminal_breaks_no_name(site_packages: Path, env: dict[str, str]) -> None:
     check = ["check", "--site-packages", str(site_packages)]
-    shown = on_a_terminal(check, env, columns=80)
+    shown = on_a_terminal(*check, env=env, columns=80)
     for name in ("KimiK25ForConditionalGeneration", "multimodal-image-token", "deepseek_v3"):
         assert name in shown
-    matrix_shown = on_a_terminal(["matrix"], env, columns=80)
+    matrix_shown = on_a_terminal("matrix", env=env, columns=80)
     (row,) = [line for line in matrix_shown.splitlines() if "0.17.1" in line]
     assert re.sub(r"\x1b\[[0-9;]*m", "", row).split()[1:4] == ["p", "p", "p"]
 

@@ -14,7 +14,7 @@ import pytest
 
 import fake_environments as fake
 from safety_table import Tried
-from vllm_eagle3_patch.ground.errors import NotWritableError, VllmNotFoundError
+from vllm_eagle3_patch.ground.errors import NotReadableError, VllmNotFoundError
 from vllm_eagle3_patch.installation import find as find_module
 from vllm_eagle3_patch.installation import interpreter
 from vllm_eagle3_patch.installation.find import find
@@ -306,7 +306,7 @@ class TestByFolder:
         folder = tmp_path / os.fsdecode(b"a b\nc\xe9")
         with pytest.raises(VllmNotFoundError) as caught:
             find(site_packages=folder)
-        assert "a b\\nc\\udce9 does not exist" in caught.value.message
+        assert "a b\\nc\\xe9 does not exist" in caught.value.message
         folder.mkdir()
         fake.install_vllm(folder)
         assert find(site_packages=folder).root == folder
@@ -384,7 +384,7 @@ class TestByFolder:
 
         monkeypatch.setattr(Path, "read_bytes", refuse)
         for read in (lambda: found.record, lambda: find(site_packages=site_packages)):
-            with pytest.raises(NotWritableError) as caught:
+            with pytest.raises(NotReadableError) as caught:
                 read()
             assert caught.value.code == "unreadable"
             assert caught.value.message.startswith(f"cannot read {found.dist_info}/RECORD: ")

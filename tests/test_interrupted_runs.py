@@ -26,13 +26,13 @@ from small_installation import (
     new,
     newer,
     old,
+    revert,
     tree,
 )
 from vllm_eagle3_patch.commands.revert import revert as revert_command
-from vllm_eagle3_patch.commands.where import Where
-from vllm_eagle3_patch.ground.errors import NotWritableError
+from vllm_eagle3_patch.ground.errors import BlockedError, NotWritableError
+from vllm_eagle3_patch.installation.find import Where
 from vllm_eagle3_patch.transaction.recovery import recover
-from vllm_eagle3_patch.transaction.revert import revert
 from vllm_eagle3_patch.transaction.state.journal import unfinished
 from vllm_eagle3_patch.transaction.state.lock import held_by
 
@@ -383,7 +383,7 @@ def refusal(number: int) -> OSError:
 def succeeds(run: Callable[[], object]) -> bool:
     try:
         run()
-    except NotWritableError as error:
+    except BlockedError as error:
         assert "\n" not in error.message + error.hint
         return False
     return True

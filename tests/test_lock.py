@@ -17,7 +17,12 @@ from pathlib import Path
 import pytest
 
 from fault_injection import BEFORE, failing_at, killed_at, points_of, stepping
-from vllm_eagle3_patch.ground.errors import NotWritableError, UnsafeStateError
+from vllm_eagle3_patch.ground.errors import (
+    BusyError,
+    NotReadableError,
+    NotWritableError,
+    UnsafeStateError,
+)
 from vllm_eagle3_patch.ground.folder import Folder
 from vllm_eagle3_patch.transaction.state import lock, lock_holder
 from vllm_eagle3_patch.transaction.state.lock import FOLDER, exclusive, held_by
@@ -43,7 +48,7 @@ def hold_once(root: Path) -> None:
 
 def assert_busy(root: Path, who: str) -> None:
     before = names(root)
-    with pytest.raises(NotWritableError) as caught, exclusive(root):
+    with pytest.raises(BusyError) as caught, exclusive(root):
         pass
     assert (caught.value.exit_code, caught.value.code) == (7, "busy")
     assert who in caught.value.message
@@ -116,7 +121,7 @@ def test_looking_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_missing_installation_is_not_held(tmp_path: Path) -> None:
     assert held_by(tmp_path / "nowhere") is None
-    with pytest.raises(NotWritableError, match="No such file"):
+    with pytest.raises(NotReadableError, match="No such file"):
         hold_once(tmp_path / "nowhere")
 
 
@@ -311,7 +316,7 @@ def test_two_that_break_a_dead_lock_do_not_both_get_it(tmp_path: Path) -> None:
 
 
 def assert_busy_for_a_slower_one(root: Path) -> None:
-    with pytest.raises(NotWritableError) as caught, exclusive(root):
+    with pytest.raises(BusyError) as caught, exclusive(root):
         pass
     assert caught.value.code == "busy"
     assert held_by(root) is not None
@@ -356,7 +361,7 @@ def test_a_lock_that_cannot_be_had_is_given_up_in_the_end(
 ) -> None:
     monkeypatch.setattr(lock.Hold, "is_ours", False)
     monkeypatch.setattr(lock, "_clear", lambda root, now: None)
-    with pytest.raises(NotWritableError, match="an unknown process"):
+    with pytest.raises(BusyError, match="an unknown process"):
         hold_once(tmp_path)
     assert names(tmp_path) == []
 
@@ -378,9 +383,8 @@ def test_many_at_once_are_never_two(
                     inside.mkdir()
                     inside.rmdir()
                     times += 1
-            except NotWritableError as error:
-                if error.code != "busy":
-                    return 1
+            except BusyError:
+                pass
         return 0
 
     children = []
@@ -408,7 +412,7 @@ def test_a_lost_lock_is_noticed(tmp_path: Path) -> None:
     with exclusive(tmp_path) as hold:
         for record in (tmp_path / FOLDER).iterdir():
             record.unlink()
-        with pytest.raises(NotWritableError, match="another run took over"):
+        with pytest.raises(BusyError, match="another run took over"):
             hold.confirm()
         (tmp_path / FOLDER).rmdir()
         assert not hold.is_ours

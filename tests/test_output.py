@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shlex
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fake_environments as fake
-from command_line import run, snapshot
+from command_line import on_a_terminal, run, snapshot
 from conftest import small_copy
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.ground.text import shell_word
@@ -95,19 +94,8 @@ def test_an_active_environment_that_was_passed_over_is_not_what_apply_is_told_to
 
 def test_a_terminal_does_not_break_the_command(tmp_path: Path) -> None:
     folder = small_copy("0.17.1", tmp_path / ("a long name " * 12).strip())
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "vllm_eagle3_patch", "check", "--site-packages", str(folder)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "60"}
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment):
-        os.close(theirs)
-        output = b""
-        try:
-            while chunk := os.read(ours, 65536):
-                output += chunk
-        except OSError:
-            pass  # Linux answers EIO once the other side is closed.
-    os.close(ours)
-    assert f"vllm-eagle3-patch apply --site-packages {shell_word(folder)}" in output.decode()
+    output = on_a_terminal("check", "--site-packages", folder, columns=60)
+    assert f"vllm-eagle3-patch apply --site-packages {shell_word(folder)}" in output
 
 
 # Streams that refuse

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fake_package import write_package
-from vllm_eagle3_patch.ground.errors import NotWritableError, UnsupportedError
+from vllm_eagle3_patch.ground.digest import sha256
+from vllm_eagle3_patch.ground.errors import NotReadableError, UnsupportedError
 from vllm_eagle3_patch.vllm_source import sources as module_under_test
-from vllm_eagle3_patch.vllm_source.sources import Sources, parse, sha256
+from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 FILE = "vllm/a.py"
 
@@ -92,7 +93,7 @@ def test_a_file_that_may_not_be_read(
         raise error
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(NotWritableError) as caught:
+    with pytest.raises(NotReadableError) as caught:
         Sources(tmp_path).read(FILE)
     assert caught.value.code == "unreadable"
     assert caught.value.message == f"{FILE} cannot be read: {error.strerror or 'odd'}"

@@ -22,19 +22,19 @@ from small_installation import (
     contents,
     make_installation,
     old,
+    revert,
     tree,
 )
 from vllm_eagle3_patch.commands.revert import revert as revert_command
-from vllm_eagle3_patch.commands.where import Where
 from vllm_eagle3_patch.ground.errors import (
-    NotWritableError,
+    NotReadableError,
     PatchError,
     StateCorruptError,
     UnsafeStateError,
 )
 from vllm_eagle3_patch.ground.folder import Folder
+from vllm_eagle3_patch.installation.find import Where
 from vllm_eagle3_patch.transaction.recovery import recover
-from vllm_eagle3_patch.transaction.revert import revert
 from vllm_eagle3_patch.transaction.state import layout
 from vllm_eagle3_patch.transaction.state.documents import safe_path
 from vllm_eagle3_patch.transaction.state.journal import (
@@ -370,7 +370,7 @@ def test_a_state_that_may_not_be_read_is_not_read_as_none(
 
     monkeypatch.setattr(Folder, "snapshot", refuse)
     for command in (read_manifest, unfinished):
-        with pytest.raises(NotWritableError) as caught:
+        with pytest.raises(NotReadableError) as caught:
             command(root)
         assert caught.value.code == "permission"
 
@@ -484,7 +484,6 @@ def test_revert_never_removes_an_original_that_the_manifest_does_not_name(
     assert result.reverted == (LINKED, SYMLINK)
     shelf = "originals" if linked else "copies"
     assert result.unclaimed == (f"{layout.FOLDER}/{shelf}/1/{PLAIN}",)
-    assert not result.state_removed
     assert (root / result.unclaimed[0]).read_bytes() == old(PLAIN)
     # The state stays one that can be read, and a second time changes nothing.
     before = tree(root)
@@ -493,7 +492,7 @@ def test_revert_never_removes_an_original_that_the_manifest_does_not_name(
     # Put back by hand, nothing is left to keep.
     (root / result.unclaimed[0]).replace(root / PLAIN)
     (state / "copies/1" / PLAIN).unlink(missing_ok=True)
-    assert revert(root).state_removed
+    revert(root)
     assert contents(root) == OLD
     assert not state.exists()
 

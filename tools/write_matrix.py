@@ -18,11 +18,12 @@ from tools.fetch_release import fetch, releases
 from vllm_eagle3_patch.assess.model_facts import ModelFacts
 from vllm_eagle3_patch.assess.survey import EVIDENCE, survey
 from vllm_eagle3_patch.codemod.patch import Patch, has_protocol
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.ground.matrix import RELEASES, SUPPORT
 from vllm_eagle3_patch.patches._discovery import all_patches, chosen_patches
 from vllm_eagle3_patch.vllm_source import read_engine
-from vllm_eagle3_patch.vllm_source.sources import Sources, sha256
+from vllm_eagle3_patch.vllm_source.sources import Sources
 
 HEADER = "# Written by `make matrix RELEASE={name}` from the release's wheel; do not edit.\n"
 

@@ -71,14 +71,14 @@ class Disk:
                 self.inode(path).sync()
 
     def inode(self, path: Path) -> Inode:
-        """Return what is at a path now."""
+        """What is at a path now."""
         inode = self.top
         for name in path.relative_to(self.folder).parts:
             inode = inode.names[name]
         return inode
 
     def moment(self) -> "Disk":
-        """Return a copy of this, as it is at the moment."""
+        """A copy of this, as it is at the moment."""
         return copy.deepcopy(self)
 
     def _look(self) -> Inode:
@@ -138,7 +138,7 @@ class Disk:
         os.utime(path, ns=(changed, changed), follow_symlinks=False)
 
     def inodes(self) -> Iterator[Inode]:
-        """Yield every inode that is there now or would be after a loss of power."""
+        """Every inode that is there now or would be after a loss of power."""
         seen, waiting = {id(self.top)}, [self.top]
         while waiting:
             inode = waiting.pop()

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from command_line import run
 from fault_injection import killed_at, points_of
 from safety_table import Tried
-from small_installation import PLAIN, apply, contents, make_installation, tree
+from small_installation import PLAIN, apply, contents, make_installation, revert, tree
 from vllm_eagle3_patch.ground.errors import PatchError, StateCorruptError
 from vllm_eagle3_patch.transaction.recovery import recover
-from vllm_eagle3_patch.transaction.revert import revert
 from vllm_eagle3_patch.transaction.state.journal import unfinished
 from vllm_eagle3_patch.transaction.state.manifest import read_manifest
 

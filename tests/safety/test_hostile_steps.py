@@ -23,13 +23,12 @@ from other_users import let_in
 
 from fault_injection import killed_at, points_of, stepping
 from safety_table import Tried
-from small_installation import LINKED, PATHS, PLAIN, apply, make_installation
+from small_installation import LINKED, PATHS, PLAIN, apply, make_installation, revert
 from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.errors import PatchError
 from vllm_eagle3_patch.ground.filesystem import Moment
 from vllm_eagle3_patch.ground.folder import Attributes, Folder
 from vllm_eagle3_patch.transaction.recovery import recover
-from vllm_eagle3_patch.transaction.revert import revert
 
 STATE, LOCK = ".vllm-eagle3-patch", ".vllm-eagle3-patch.lock"
 GROUP = "Hostile or bad input"

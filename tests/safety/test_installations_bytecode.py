@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from whole_tree import check_apply_check_diff, codes, whole_tree
+from whole_tree import check_apply_check_diff, whole_tree
 
 import fake_environments as fake
 from command_line import run
 from safety_table import Tried
-from small_installation import PLAIN, apply, change, make_installation
-from vllm_eagle3_patch.transaction.revert import revert
+from small_installation import PLAIN, apply, change, make_installation, revert
 
 GROUP = "Installations as they are"
 SPECULATIVE = "vllm/config/speculative.py"
@@ -112,11 +111,11 @@ def test_an_unchecked_compiled_file_that_came_after_apply(
     ended = run("apply", *here, "--json")
     assert (ended.exit_code, ended.document["changed"]) == (0, [])
     assert any("removed compiled files" in note for note in ended.document["notes"])
-    assert "outdated-bytecode" not in codes(ended)
+    assert "outdated-bytecode" not in ended.codes
     assert not (mine.exists() or other.exists())
     # What was compiled from the patched source is as good as the source.
     compiled(site_packages / SPECULATIVE, Mode.UNCHECKED_HASH)
-    assert "outdated-bytecode" not in codes(run("check", *here, "--json"))
+    assert "outdated-bytecode" not in run("check", *here, "--json").codes
     assert run("apply", *here).exit_code == 0
     assert mine.exists()
     assert run("revert", *here).exit_code == 0
@@ -161,7 +160,7 @@ def test_a_source_that_is_there_compiled_only(site_packages: Path, tried: Tried)
     for command in ("check", "apply"):
         ended = run(command, "--site-packages", site_packages, "--json")
         assert ended.exit_code == 5
-        assert "missing" in codes(ended)
+        assert "missing" in ended.codes
     assert whole_tree(site_packages) == before
     tried(
         GROUP,

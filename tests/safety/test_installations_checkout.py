@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from whole_tree import STATE, check_apply_check_diff, codes, revert_and_check, whole_tree
+from whole_tree import STATE, check_apply_check_diff, revert_and_check, whole_tree
 
 import fake_environments as fake
 from command_line import run
@@ -102,7 +102,7 @@ def test_git_takes_the_patch_out(how: str, checkout: Path, tried: Tried) -> None
     assert not (checkout / STATE).exists()
     assert git(checkout, "status", "--porcelain") == status
     assert {path: (checkout / path).read_bytes() for path in changed} == before
-    assert "stale-state" not in codes(run("check", *where, "--json"))
+    assert "stale-state" not in run("check", *where, "--json").codes
     tried(
         GROUP,
         "git takes the patch out of a checkout",

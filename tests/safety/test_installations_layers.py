@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from private_mounts import in_private, mount
 from uv_environment import Uv
-from whole_tree import STATE, codes, whole_tree, without_inodes
+from whole_tree import STATE, whole_tree, without_inodes
 
 from command_line import run
 from conftest import small_copy
@@ -71,7 +71,7 @@ def read_only(folder: Path) -> None:
     for root, command in ((fresh, "apply"), (patched, "revert"), (folder / "layers", "apply")):
         ended = run(command, "--site-packages", root, "--json")
         assert ended.exit_code == 7
-        assert codes(ended) == {"read-only"}
+        assert ended.codes == {"read-only"}
         assert "remount the file system for writing" in ended.stderr
     assert {root: whole_tree(root) for root in trees} == trees
 

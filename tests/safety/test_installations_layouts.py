@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from uv_environment import Uv, make_wheel, vllm_wheel
-from whole_tree import STATE, check_apply_check_diff, codes, revert_and_check, whole_tree
+from whole_tree import STATE, check_apply_check_diff, revert_and_check, whole_tree
 
 import fake_environments as fake
 from command_line import run
@@ -175,4 +175,4 @@ def test_an_environment_in_another(tmp_path: Path) -> None:
     check_apply_check_diff("--site-packages", outer)
     assert whole_tree(inner) == before
     assert run("check", "--site-packages", inner, "--json").exit_code == 1
-    assert not codes(run("check", "--site-packages", inner, "--json"))
+    assert not run("check", "--site-packages", inner, "--json").codes

@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from whole_tree import STATE, check_apply_check_diff, codes, whole_tree
+from whole_tree import STATE, check_apply_check_diff, whole_tree
 
 from command_line import run
 from conftest import small_copy
 from safety_table import Tried
-from small_installation import apply, make_installation, sha256
+from small_installation import apply, make_installation
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.transaction.change import Change
-from vllm_eagle3_patch.transaction.commit import commit
 from vllm_eagle3_patch.transaction.state.documents import SCHEMA
 
 GROUP = "Installations as they are"
@@ -69,7 +69,7 @@ def leave_as_an_earlier_version(root: Path, *, version: str) -> None:
         before = (root / path).read_bytes()
         after = b"# vllm-eagle3-patch: an-old-patch\n" + before
         changes.append(Change(path, sha256(before), after, ("an-old-patch",)))
-    commit(root, changes, tool_version=version, vllm_version="0.17.1", release="0.17.1")
+    apply(root, *changes, tool=version)
 
 
 @pytest.mark.parametrize("then", ["apply", "revert"])
@@ -81,7 +81,7 @@ def test_an_earlier_version_with_other_patches(
     here = ("--site-packages", site_packages)
     checked = run("check", *here, "--json")
     assert (checked.exit_code, checked.document["state"]) == (1, "patchable")
-    assert not codes(checked) & {"state-corrupt", "modified", "stale-state"}
+    assert not checked.codes & {"state-corrupt", "modified", "stale-state"}
     if then == "apply":
         check_apply_check_diff(*here)
         afresh = small_copy("0.17.1", tmp_path / "afresh")
@@ -141,7 +141,7 @@ def test_a_backup_of_what_an_earlier_run_left(
     checked = run("check", *here, "--json")
     patched = [file["path"] for file in checked.document["files"] if file["state"] == "patched"]
     assert SPECULATIVE in patched or release != "0.18.0"
-    assert not codes(checked) & {"modified", "no-original", "state-corrupt"}
+    assert not checked.codes & {"modified", "no-original", "state-corrupt"}
     assert not any(
         path in problem["message"]
         for problem in checked.document["problems"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from uv_environment import Uv, vllm_wheel
-from whole_tree import STATE, check_apply_check_diff, codes, revert_and_check, whole_tree
+from whole_tree import STATE, check_apply_check_diff, revert_and_check, whole_tree
 
 from command_line import run
 from safety_table import Tried
@@ -84,10 +84,10 @@ def test_reinstalled_while_patched(
         fresh = {n: e.content for n, e in whole_tree(site).items() if not n.startswith(STATE)}
         checked = run("check", *here, "--json")
         assert (checked.exit_code, checked.document["state"]) == (1, "patchable")
-        assert "stale-state" in codes(checked)
+        assert "stale-state" in checked.codes
         if again == "apply":
             check_apply_check_diff(*here)
-            assert "stale-state" not in codes(run("check", *here, "--json"))
+            assert "stale-state" not in run("check", *here, "--json").codes
         reverted = run("revert", *here, "--json")
         assert reverted.exit_code == 0
         assert bool(reverted.document["changed"]) == (again == "apply")
@@ -126,7 +126,7 @@ def test_another_release_installed_while_patched(
         if then == "apply":
             check_apply_check_diff(*here)
             after = run("check", *here, "--json")
-            assert "stale-state" not in codes(after), "nothing of the other release is kept"
+            assert "stale-state" not in after.codes, "nothing of the other release is kept"
         assert run("revert", *here).exit_code == 0
         assert {n: e.content for n, e in whole_tree(site).items()} == fresh
     tried(

@@ -17,7 +17,16 @@ from durable import NEVER_SYNCED, Disk, Survivors
 
 from fault_injection import in_memory, stepping
 from safety_table import Tried
-from small_installation import LINKED, OLD, PATHS, SYMLINK, contents, make_installation, tree
+from small_installation import (
+    LINKED,
+    OLD,
+    PATHS,
+    SYMLINK,
+    contents,
+    make_installation,
+    revert,
+    tree,
+)
 from test_interrupted_runs import (
     EXCLUDE,
     OTHER_RUNS,
@@ -33,7 +42,6 @@ from test_interrupted_runs import (
 )
 from vllm_eagle3_patch.ground.filesystem import Moment, Step
 from vllm_eagle3_patch.transaction.recovery import recover
-from vllm_eagle3_patch.transaction.revert import revert
 from vllm_eagle3_patch.transaction.state import lock
 from vllm_eagle3_patch.transaction.state.journal import unfinished
 from vllm_eagle3_patch.transaction.state.lock import held_by

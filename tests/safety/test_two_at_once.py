@@ -24,12 +24,11 @@ from command_line import run
 from conftest import small_copy
 from fault_injection import BEFORE, in_memory, killed_at, points_of
 from safety_table import Tried
-from small_installation import NEW, OLD, apply, contents, make_installation
+from small_installation import NEW, OLD, apply, contents, make_installation, revert
 from vllm_eagle3_patch.assess.assessment import Assessment
 from vllm_eagle3_patch.assess.classify import classify
-from vllm_eagle3_patch.ground.errors import ModifiedFileError, NotWritableError
+from vllm_eagle3_patch.ground.errors import BusyError, ModifiedFileError
 from vllm_eagle3_patch.installation.find import Installation
-from vllm_eagle3_patch.transaction.revert import revert
 from vllm_eagle3_patch.transaction.state import lock, lock_holder
 from vllm_eagle3_patch.transaction.state.journal import unfinished
 from vllm_eagle3_patch.transaction.state.lock import held_by
@@ -137,8 +136,7 @@ def work_on_small(folder: str, host: str, kernel_locks: str) -> None:
             else:
                 apply(root)
             said += "0"
-        except NotWritableError as error:
-            assert error.code == "busy", error
+        except BusyError:
             said += "7"
             time.sleep(0.01)
         except ModifiedFileError:
@@ -187,8 +185,8 @@ def reverted_elsewhere(root: Path) -> int:
     be_host(2)
     try:
         revert(root)
-    except NotWritableError as error:
-        return 7 if error.code == "busy" else 1
+    except BusyError:
+        return 7
     return 0
 
 

@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from command_line import Ended, run
+from command_line import run
 
 STATE = ".vllm-eagle3-patch"
 
@@ -68,11 +68,6 @@ def _node(path: Path) -> Node:
 def _extended(path: Path) -> tuple[tuple[str, bytes], ...]:
     names = os.listxattr(path, follow_symlinks=False) if hasattr(os, "listxattr") else []
     return tuple((n, os.getxattr(path, n, follow_symlinks=False)) for n in sorted(names))
-
-
-def codes(ended: Ended) -> set[str]:
-    """The codes of the problems that a command with ``--json`` told."""
-    return {problem["code"] for problem in ended.document["problems"]}
 
 
 def check_apply_check_diff(*where: object, env: dict[str, str] | None = None) -> tuple[str, ...]:

@@ -76,6 +76,11 @@ class Assessment(NamedTuple):
         return self.release is not None and all(status.known for status in self.files)
 
     @property
+    def patched(self) -> tuple[str, ...]:
+        """The files with patches of ours."""
+        return tuple(status.path for status in self.files if status.state == "patched")
+
+    @property
     def not_shipped(self) -> frozenset[str]:
         """Files of our manifest that the vLLM that is there now came without."""
         entries = self.manifest.files if self.manifest else {}

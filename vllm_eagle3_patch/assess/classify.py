@@ -264,14 +264,13 @@ def _lost(assessment: Assessment) -> Iterable[Problem]:
 
 
 def _bytecode_problems(assessment: Assessment) -> Iterable[Problem]:
-    patched = [status.path for status in assessment.files if status.state == "patched"]
-    if not patched:
+    if not assessment.patched:
         return
     from vllm_eagle3_patch.ground.text import one_line
     from vllm_eagle3_patch.transaction.bytecode import outdated_unchecked
 
     root = assessment.installation.root
-    for file in (file for path in patched for file in outdated_unchecked(root, path)):
+    for file in (file for path in assessment.patched for file in outdated_unchecked(root, path)):
         yield Problem(
             OUTDATED_BYTECODE,
             f"Python would use {one_line(file)}, compiled before its source was patched and "

@@ -9,9 +9,9 @@ from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.assess.assessment import Problem
 from vllm_eagle3_patch.assess.classify import facts_of
 from vllm_eagle3_patch.assess.decision import Options, Plan
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import UnsupportedError
 from vllm_eagle3_patch.ground.family import FAMILY, select_models
-from vllm_eagle3_patch.vllm_source.sources import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

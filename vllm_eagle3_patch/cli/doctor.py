@@ -13,10 +13,10 @@ from vllm_eagle3_patch.output.blocks import Line, print_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from vllm_eagle3_patch.commands.where import Where
     from vllm_eagle3_patch.doctor.diagnosis import Diagnosis
     from vllm_eagle3_patch.doctor.draft_config import Written
     from vllm_eagle3_patch.doctor.metrics.acceptance import MetricsReport
+    from vllm_eagle3_patch.installation.find import Where
     from vllm_eagle3_patch.output.blocks import Block
 
 _AS_GIVEN = (

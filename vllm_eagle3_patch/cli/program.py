@@ -14,14 +14,14 @@ from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.cli import termination
 from vllm_eagle3_patch.output.installations import print_everywhere
 from vllm_eagle3_patch.output.matrix import print_matrix, print_release
-from vllm_eagle3_patch.output.streams import progress
+from vllm_eagle3_patch.output.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from vllm_eagle3_patch.assess.decision import Options
     from vllm_eagle3_patch.commands.report import Report
-    from vllm_eagle3_patch.commands.where import Where
+    from vllm_eagle3_patch.installation.find import Where
 
 # Seconds. An import of vLLM takes 5 to 17 s on two cores; some file systems are far slower.
 _TIMEOUT, _LONGEST_TIMEOUT = 300, 24 * 60 * 60
@@ -540,7 +540,7 @@ def _check_all(
 
 
 def _given_where(given: dict[str, Any]) -> Where:
-    from vllm_eagle3_patch.commands.where import Where
+    from vllm_eagle3_patch.installation.find import Where
 
     return Where(given["site_packages"], given["python"])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import sys
@@ -21,7 +22,6 @@ from vllm_eagle3_patch.ground.errors import PatchError
 from vllm_eagle3_patch.ground.text import one_line
 from vllm_eagle3_patch.output.blocks import print_diff
 from vllm_eagle3_patch.output.report import print_report
-from vllm_eagle3_patch.output.streams import print_error, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,6 @@ class Ending(NamedTuple):
     """How a command ended.
 
     Attributes:
-        exit_code: As the contract's table says.
         document: Makes its JSON document.
         show: Prints it for a person.
         for_stderr: Whether a person gets it on standard error, as standard output is for a program.
@@ -56,19 +55,14 @@ class Ending(NamedTuple):
     @classmethod
     def of(cls, report: Report) -> Ending:
         """Of a command that made a report; of ``diff`` only a diff goes to standard output."""
-        show = partial(print_report, report)
         if report.command == "diff" and report.diff is not None:
-            show = partial(print_diff, report.diff)
-        is_diff = report.command == "diff"
-        return cls(report.exit_code, report.document, show, is_diff and report.diff is None)
+            return cls(report.exit_code, report.document, partial(print_diff, report.diff))
+        show = partial(print_report, report)
+        return cls(report.exit_code, report.document, show, for_stderr=report.command == "diff")
 
 
 class EndedBySignalError(KeyboardInterrupt):
-    """The system asks us to end: that is undone and tidied up as an interruption is.
-
-    Args:
-        number: The signal's.
-    """
+    """The system asks us to end: that is undone and tidied up as an interruption is."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -105,16 +99,16 @@ def run_to_end(
 ) -> NoReturn:
     """Run a command, print how it ended, and exit with its code."""
 
-    def document(code: int, name: str, message: str, hint: str) -> None:
+    def print_problem(code: int, name: str, message: str, hint: str, **more: object) -> None:
         if as_json:
-            _print_problem(command, code, name, message, hint, dry_run=dry_run)
+            _print_problem(command, code, name, message, hint, dry_run=dry_run, **more)
 
     try:
         with _raising_signals():
             ending = run()
         code = ending.exit_code
         if as_json:
-            _print(partial(print_json, ending.document()), code)
+            _print_json(ending.document(), code)
         elif ending.for_stderr:
             _tell(ending.show)
         else:
@@ -123,19 +117,18 @@ def run_to_end(
         code = error.exit_code
         if debug:
             _tell_traceback()
-        if as_json:
-            _print(partial(print_json, _error_document(error, command, dry_run)), code)
-        _tell(partial(print_error, error))
+        print_problem(code, error.code, error.message, error.hint, **error.document)
+        _tell_line(f"error: {one_line(error.message)}\n  {one_line(error.hint)}")
     except KeyboardInterrupt as interruption:
         code = getattr(interruption, "exit_code", INTERRUPTED)
-        document(code, "interrupted-by-user", f"interrupted; {_UNHARMED}", "run it again")
+        print_problem(code, "interrupted-by-user", f"interrupted; {_UNHARMED}", "run it again")
         _tell_line(f"interrupted; {_UNHARMED}")
     except click.ClickException:
         raise
     except Exception as error:
         code = INTERNAL_ERROR
         message = one_line(f"internal error: {type(error).__name__}: {error}")
-        document(code, "internal-error", message, "run it with --debug and report it")
+        print_problem(code, "internal-error", message, "run it with --debug and report it")
         if debug:
             _tell_traceback()
         _tell_line(f"error: {message}\n  run it with --debug and report it")
@@ -188,24 +181,28 @@ def _asked_for_json_by_environment(context: click.Context | None) -> bool:
         return False  # The usage error told is then about this very value.
 
 
-def _error_document(error: PatchError, command: str, dry_run: bool) -> dict[str, Any]:
-    from vllm_eagle3_patch.assess.assessment import Problem
-    from vllm_eagle3_patch.commands.report import Report
-
-    problems = (Problem.of(error),)
-    report = Report(command, error.exit_code, problems=problems, dry_run=dry_run)
-    return {**report.document(), **error.document}
-
-
 def _print_problem(
-    command: str, exit_code: int, code: str, message: str, hint: str, *, dry_run: bool = False
+    command: str,
+    exit_code: int,
+    code: str,
+    message: str,
+    hint: str,
+    *,
+    dry_run: bool = False,
+    **more: object,
 ) -> None:
     from vllm_eagle3_patch.assess.assessment import Problem
     from vllm_eagle3_patch.commands.report import Report
 
     problems = (Problem(code, message, hint),)
-    document = Report(command, exit_code, problems=problems, dry_run=dry_run).document()
-    _print(partial(print_json, document), exit_code)
+    report = Report(command, exit_code, problems=problems, dry_run=dry_run)
+    _print_json({**report.document(), **more}, exit_code)
+
+
+def _print_json(document: dict[str, Any], exit_code: int) -> None:
+    """One JSON document on standard output; paths that are not UTF-8 stay escaped."""
+    text = json.dumps(document, indent=2, ensure_ascii=True)
+    _print(lambda: sys.stdout.write(f"{text}\n"), exit_code)
 
 
 def _print(write: Callable[[], object], exit_code: int) -> None:

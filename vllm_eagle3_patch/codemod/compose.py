@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch.codemod.outline import outline
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import UnsupportedError
-from vllm_eagle3_patch.vllm_source.sources import sha256
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.codemod.patch import Patch

@@ -10,10 +10,10 @@ from vllm_eagle3_patch.assess.assessment import Assessment
 from vllm_eagle3_patch.assess.classify import OUTDATED_BYTECODE, classify, stale_paths
 from vllm_eagle3_patch.assess.decision import Options, Plan
 from vllm_eagle3_patch.assess.plan import plan, unified_diff, wanted
-from vllm_eagle3_patch.commands.notes import forcing, kept_copies, restart_notes, would_keep
-from vllm_eagle3_patch.commands.report import Report, report_of
+from vllm_eagle3_patch.commands.notes import kept_copies, to_restart, with_force_given, would_keep
+from vllm_eagle3_patch.commands.other_runs import recovered
+from vllm_eagle3_patch.commands.report import Report, about
 from vllm_eagle3_patch.commands.verify import Verifying, needs_interpreter, verified
-from vllm_eagle3_patch.commands.where import Where, about, recovered
 from vllm_eagle3_patch.ground.errors import (
     BlockedError,
     NotReadableError,
@@ -21,7 +21,7 @@ from vllm_eagle3_patch.ground.errors import (
     PatchError,
     VerificationError,
 )
-from vllm_eagle3_patch.installation.find import Installation
+from vllm_eagle3_patch.installation.find import Installation, Where
 from vllm_eagle3_patch.transaction.recovery import recover_in
 from vllm_eagle3_patch.verify.results import Verification
 
@@ -43,7 +43,7 @@ def apply(
         where: Which vLLM.
         options: What is selected.
         dry_run: Plan only.
-        show_diff: Plan only, and show the unified diff.
+        show_diff: Plan only, and put the unified diff into the report.
         verifying: Also run the result, and put every file back if that fails.
     """
     if verifying is not None:
@@ -57,10 +57,7 @@ def apply(
             assessment = classify(installation)
             decided = plan(assessment, options)
             diff = _plan_diff(decided) if show_diff else None
-            return report_of(
-                "apply",
-                forcing(assessment, force=options.force),
-                decided,
+            return _report(assessment, decided, options)._replace(
                 notes=notes + _overwrites(assessment, decided),
                 changed=_paths(decided),
                 diff=diff,
@@ -96,14 +93,14 @@ def _apply(
                 raise refusal from None
             if seen is None or seen.decided.exit_code == 1:
                 raise
-            return _refused(seen, options, notes)
+            return _report(*seen, options)._replace(notes=notes)
         recover_in(hold.root)
         seen = _look(installation, options)
         if seen.decided.changes:
             return _commit(hold, seen, options, notes, verifying)
     if seen.decided.exit_code == 0:
         return _nothing_to_do(seen, options, notes, verifying)
-    return _refused(seen, options, notes)
+    return _report(*seen, options)._replace(notes=notes)
 
 
 class _Look(NamedTuple):
@@ -118,9 +115,10 @@ def _look(installation: Installation, options: Options, *, contents: bool = True
     return _Look(assessment, plan(assessment, options, contents=contents))
 
 
-def _refused(seen: _Look, options: Options, notes: tuple[str, ...]) -> Report:
-    assessment = forcing(seen.assessment, force=options.force)
-    return report_of("apply", assessment, seen.decided, notes=notes, changed=())
+def _report(assessment: Assessment, decided: Plan, options: Options) -> Report:
+    if options.force:
+        assessment = with_force_given(assessment)
+    return Report.of("apply", assessment, decided)
 
 
 def _nothing_to_do(
@@ -131,21 +129,14 @@ def _nothing_to_do(
     if any(problem.code == OUTDATED_BYTECODE for problem in assessment.problems):
         from vllm_eagle3_patch.transaction.commit import drop_bytecode
 
-        patched = [status.path for status in assessment.files if status.state == "patched"]
-        drop_bytecode(installation.root, patched)
+        drop_bytecode(installation.root, assessment.patched)
         notes += ("removed compiled files that Python would have used, not the patched ones",)
         assessment = classify(installation)
     verification = None
     if verifying is not None:
         verification = verified(installation, assessment, verifying, "nothing was changed")
-    return report_of(
-        "apply",
-        forcing(assessment, force=options.force),
-        decided,
-        notes=notes,
-        changed=(),
-        verification=verification,
-    )
+    report = _report(assessment, decided, options)
+    return report._replace(notes=notes, verification=verification)
 
 
 def _commit(
@@ -168,27 +159,20 @@ def _commit(
             verification = verified(installation, written, verifying, "every file was put back")
 
     release = assessment.release
-    result = commit(
-        installation.root,
+    kept_aside = commit(
+        hold,
         decided.changes,
         tool_version=__version__,
         vllm_version=installation.version or "",
         release=release.name if release else None,
         check=check,
         stale=stale_paths(assessment),
-        hold=hold,
     )
     after = classify(installation)
     notes += _patched_as_edited(assessment, decided, "was patched as it is; revert brings it back")
-    notes += kept_copies(result.kept_aside) + restart_notes(installation.root)
-    return report_of(
-        "apply",
-        after,
-        plan(after, options, contents=False),
-        notes=notes,
-        changed=_paths(decided),
-        verification=verification,
-    )
+    notes += kept_copies(kept_aside) + to_restart(installation.root)
+    report = Report.of("apply", after, plan(after, options, contents=False))
+    return report._replace(notes=notes, changed=_paths(decided), verification=verification)
 
 
 def _check_from_disk(installation: Installation, options: Options) -> Assessment:

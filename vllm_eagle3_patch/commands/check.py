@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vllm_eagle3_patch.assess.assessment import Assessment, Problem
 from vllm_eagle3_patch.assess.classify import classify
 from vllm_eagle3_patch.assess.decision import Options
 from vllm_eagle3_patch.assess.plan import plan
-from vllm_eagle3_patch.commands.report import Report, report_of
-from vllm_eagle3_patch.commands.where import Where, about, in_the_way
+from vllm_eagle3_patch.commands.other_runs import in_the_way
+from vllm_eagle3_patch.commands.report import Report, about
 from vllm_eagle3_patch.ground.errors import BlockedError, InterruptedRunError, PatchError
-from vllm_eagle3_patch.installation.find import Installation
-
-if TYPE_CHECKING:
-    pass
+from vllm_eagle3_patch.installation.find import Installation, Where
 
 
 def check(where: Where, options: Options) -> Report:
@@ -32,7 +27,8 @@ def check_installation(installation: Installation, options: Options) -> Report:
         assessment = classify(installation)
         if blocked is None:
             decided = plan(assessment, options, contents=False)
-            return report_of("check", assessment, decided, notes=_not_hardened(assessment))
+            report = Report.of("check", assessment, decided)
+            return report._replace(notes=_not_hardened(assessment))
         problems = (Problem.of(blocked), *assessment.problems)
         code = blocked.exit_code
         state = plan(assessment, options, contents=False).state

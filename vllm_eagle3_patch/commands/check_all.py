@@ -1,6 +1,6 @@
 """Every vLLM on this host: where environments usually lie, read without starting a Python."""
 
-# As in site_folder, what may not be read is passed over or told, and pathlib raises.
+# As in site_packages, what may not be read is passed over or told, and pathlib raises.
 # ruff: noqa: PTH110, PTH112, PTH113, PTH114
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from vllm_eagle3_patch.commands.report import Everywhere
+from vllm_eagle3_patch.assess.assessment import Problem
+from vllm_eagle3_patch.commands.check import check_installation
+from vllm_eagle3_patch.commands.report import Everywhere, Report
 from vllm_eagle3_patch.ground.errors import PatchError, VllmNotFoundError
 from vllm_eagle3_patch.ground.text import one_line
 from vllm_eagle3_patch.installation.find import ACTIVE, find
@@ -22,9 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vllm_eagle3_patch.assess.decision import Options
-    from vllm_eagle3_patch.commands.report import Report
 
-_NOT_FOUND = VllmNotFoundError.exit_code
 _DEPTH = 4
 """How far below a folder that the user names environments are looked for."""
 
@@ -49,13 +49,7 @@ _SYSTEM = (
 
 
 class Place(NamedTuple):
-    """A folder that may hold packages.
-
-    Attributes:
-        folder: Itself.
-        python: The interpreter of its environment, if there is one.
-        found_by: What led there.
-    """
+    """A folder that may hold packages, with its environment's interpreter, and what led there."""
 
     folder: Path
     python: Path | None
@@ -67,10 +61,7 @@ def check_all(
 ) -> Everywhere:
     """Check every installation that is found. Never writes, never starts an interpreter.
 
-    Args:
-        options: What the user selected.
-        search: More folders below which environments are looked for.
-        environ: The environment variables; by default our own.
+    Environments are looked for below the folders of ``search`` too.
     """
     reports = []
     seen: set[str] = set()
@@ -86,10 +77,6 @@ def check_all(
 
 def _checked(place: Place, options: Options, seen: set[str]) -> Report | None:
     """What ``check`` says of one folder; None if it holds no vLLM, or one that was seen."""
-    from vllm_eagle3_patch.assess.assessment import Problem
-    from vllm_eagle3_patch.commands.check import check_installation
-    from vllm_eagle3_patch.commands.report import Report
-
     installation = None
     try:
         try:
@@ -118,7 +105,8 @@ def _checked(place: Place, options: Options, seen: set[str]) -> Report | None:
 def places(environ: Mapping[str, str], search: Sequence[Path] = ()) -> Iterator[Place]:
     """Where packages may lie, most likely first; some are the same by another name."""
     for prefix, found_by in _prefixes(environ, search):
-        python = next((p for p in _pythons(prefix) if os.path.exists(p)), None)
+        pythons = (prefix / "bin/python", prefix / "bin/python3")
+        python = next((p for p in pythons if os.path.exists(p)), None)
         for pattern in _PACKAGES:
             for folder in _glob(prefix, pattern):
                 yield Place(folder, python, found_by)
@@ -138,10 +126,6 @@ def places(environ: Mapping[str, str], search: Sequence[Path] = ()) -> Iterator[
 
     for root, python in roots_in_use().items():
         yield Place(root, python, "a running process")
-
-
-def _pythons(prefix: Path) -> tuple[Path, ...]:
-    return prefix / "bin/python", prefix / "bin/python3"
 
 
 def _prefixes(environ: Mapping[str, str], search: Sequence[Path]) -> Iterator[tuple[Path, str]]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vllm_eagle3_patch.assess.classify import classify
 from vllm_eagle3_patch.assess.decision import Options
 from vllm_eagle3_patch.assess.plan import MODIFIED, plan, unified_diff, untrusted
-from vllm_eagle3_patch.commands.report import Report, report_of
-from vllm_eagle3_patch.commands.where import Where, about, in_the_way
-
-if TYPE_CHECKING:
-    pass
+from vllm_eagle3_patch.commands.other_runs import in_the_way
+from vllm_eagle3_patch.commands.report import Report, about
+from vllm_eagle3_patch.installation.find import Where
 
 
 def diff(where: Where, options: Options) -> Report:
@@ -26,7 +22,7 @@ def diff(where: Where, options: Options) -> Report:
         if untrusted(assessment):  # What was made cannot be told from what was there.
             decided = decided._replace(exit_code=MODIFIED)
         if decided.exit_code > 1:
-            return report_of("diff", assessment, decided)
+            return Report.of("diff", assessment, decided)
         after = {change.path: change.after for change in decided.changes}
         originals = assessment.originals
         text = "".join(

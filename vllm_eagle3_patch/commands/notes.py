@@ -1,18 +1,18 @@
-"""What else a command says that writes: what it kept, what is to be restarted."""
+"""What a command says besides: what it kept or would keep, and which servers run the old code."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.assess.assessment import Assessment
-from vllm_eagle3_patch.transaction.all_or_none import KeptAside
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
+    from vllm_eagle3_patch.assess.assessment import Assessment
+    from vllm_eagle3_patch.transaction.all_or_none import KeptAside
 
-def kept_copies(kept_aside: Sequence[KeptAside]) -> tuple[str, ...]:
+
+def kept_copies(kept_aside: Iterable[KeptAside]) -> tuple[str, ...]:
     return tuple(
         f"a copy of the edited {kept.path} is in {kept.copy}; delete it when you do not need it"
         for kept in kept_aside
@@ -27,10 +27,8 @@ def would_keep(paths: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def forcing(assessment: Assessment, *, force: bool) -> Assessment:
-    """Where ``--force`` was given, nobody is told to give it."""
-    if not force:
-        return assessment
+def with_force_given(assessment: Assessment) -> Assessment:
+    """The same, but nobody is told to give the ``--force`` that was given: a note says the rest."""
     given = "--force was given: what becomes of it is said in a note, or it stays as it is"
     return assessment._replace(
         problems=tuple(
@@ -40,7 +38,7 @@ def forcing(assessment: Assessment, *, force: bool) -> Assessment:
     )
 
 
-def restart_notes(root: Path) -> tuple[str, ...]:
+def to_restart(root: Path) -> tuple[str, ...]:
     from vllm_eagle3_patch.ground.processes import running_with
 
     pids = running_with(root)

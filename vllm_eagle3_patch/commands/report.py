@@ -1,15 +1,18 @@
-"""What a command found and did, as data; the JSON of the contract is made here."""
+"""How a command ended, as data; the JSON of the contract is made here."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.assess.decision import Plan
 from vllm_eagle3_patch.assess.limit_messages import message
-from vllm_eagle3_patch.ground.errors import VllmNotFoundError
+from vllm_eagle3_patch.ground.errors import PatchError, VllmNotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm_eagle3_patch.assess.assessment import Assessment, Problem
     from vllm_eagle3_patch.assess.model_facts import ModelFacts
     from vllm_eagle3_patch.installation.find import Installation
@@ -24,20 +27,12 @@ class Report(NamedTuple):
     """How a command ended.
 
     Attributes:
-        command: Its name.
-        exit_code: As the contract's table says.
         state: The installation's state in one word, None if there is no installation.
-        installation: The vLLM acted on, if one was found.
-        assessment: What it holds, if it was read.
-        problems: What a user should know or do.
-        changed: The files written, or in a dry run those that would be; None if the command
-            never writes.
-        diff: A unified diff, where one was asked for.
+        changed: The files written, or in a dry run those that would be.
         notes: What else happened, a line each.
         dry_run: Whether nothing was written because that was asked for.
         candidates: The architectures that decided the exit code.
         options: The options given to ``check`` that ``apply`` needs too, word by word.
-        verification: What running the installation's own code showed, if that was done.
         named: The architectures that the user named, of which alone a person is told; if none
             was, of all. The JSON has all.
     """
@@ -48,7 +43,7 @@ class Report(NamedTuple):
     installation: Installation | None = None
     assessment: Assessment | None = None
     problems: tuple[Problem, ...] = ()
-    changed: tuple[str, ...] | None = None
+    changed: tuple[str, ...] = ()
     diff: str | None = None
     notes: tuple[str, ...] = ()
     dry_run: bool = False
@@ -56,6 +51,19 @@ class Report(NamedTuple):
     options: tuple[str, ...] = ()
     verification: Verification | None = None
     named: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, command: str, assessment: Assessment, decided: Plan) -> Report:
+        """Of a command that ends as was decided."""
+        return cls(
+            command,
+            decided.exit_code,
+            decided.state,
+            assessment.installation,
+            assessment,
+            (*decided.problems, *assessment.problems),
+            candidates=decided.candidates,
+        )
 
     def document(self) -> dict[str, Any]:
         """The JSON document of the contract."""
@@ -74,8 +82,8 @@ class Report(NamedTuple):
             ],
             "notes": list(self.notes),
         }
-        if self.changed is not None or self.command in _WRITING:
-            document["changed"] = list(self.changed or ())
+        if self.command in _WRITING:
+            document["changed"] = list(self.changed)
             document["dry_run"] = self.dry_run
         if self.diff is not None:
             document["diff"] = self.diff
@@ -142,26 +150,18 @@ def _files(assessment: Assessment | None) -> list[dict[str, Any]]:
     ]
 
 
-def report_of(command: str, assessment: Assessment, decided: Plan, **more: object) -> Report:
-    problems = (*decided.problems, *assessment.problems)
-    return Report(
-        command,
-        decided.exit_code,
-        decided.state,
-        assessment.installation,
-        assessment,
-        problems,
-        candidates=decided.candidates,
-        **more,  # type: ignore[arg-type]
-    )
+@contextmanager
+def about(installation: Installation) -> Iterator[None]:
+    """Let the JSON of an error say which vLLM it is about."""
+    try:
+        yield
+    except PatchError as error:
+        error.document["vllm"] = installation.document()
+        raise
 
 
 class Everywhere(NamedTuple):
-    """What ``check --all`` found.
-
-    Attributes:
-        reports: One for each installation, or for a place that could not be read.
-    """
+    """What ``check --all`` found: a report an installation, or a place that cannot be read."""
 
     reports: tuple[Report, ...]
 

@@ -8,11 +8,11 @@ from vllm_eagle3_patch.assess.assessment import Assessment, Problem
 from vllm_eagle3_patch.assess.classify import classify
 from vllm_eagle3_patch.assess.decision import Options
 from vllm_eagle3_patch.assess.plan import plan
-from vllm_eagle3_patch.commands.report import Report, report_of
-from vllm_eagle3_patch.commands.where import Where, about, in_the_way
+from vllm_eagle3_patch.commands.other_runs import in_the_way
+from vllm_eagle3_patch.commands.report import Report, about
 from vllm_eagle3_patch.ground.errors import VerificationError, VllmNotFoundError
 from vllm_eagle3_patch.ground.family import select_models
-from vllm_eagle3_patch.installation.find import Installation
+from vllm_eagle3_patch.installation.find import Installation, Where
 from vllm_eagle3_patch.verify.results import CheckResult, ModelResult, Verification
 
 if TYPE_CHECKING:
@@ -20,15 +20,10 @@ if TYPE_CHECKING:
 
 
 class Verifying(NamedTuple):
-    """How an installation's code is run to verify it.
-
-    Attributes:
-        timeout: Seconds to wait for its interpreter.
-        progress: Told what is going on, a line each time.
-    """
+    """How an installation's code is run to verify it: for how long at most, and who is told."""
 
     timeout: float
-    progress: Callable[[str], None] | None = None
+    progress: Callable[[str], None]
 
     def run(
         self, installation: Installation, assessment: Assessment, models: Sequence[str] | None
@@ -76,7 +71,8 @@ def verify(where: Where, options: Options, verifying: Verifying) -> Report:
             )
             code = VllmNotFoundError.exit_code
             decided = decided._replace(exit_code=code, problems=(problem, *decided.problems))
-        return report_of("verify", assessment, decided, verification=verification)
+        report = Report.of("verify", assessment, decided)
+        return report._replace(verification=verification)
 
 
 WHERE_TO_VERIFY = "install in that environment what it lacks, or verify where the server runs"

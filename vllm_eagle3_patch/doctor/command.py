@@ -14,8 +14,8 @@ from vllm_eagle3_patch.ground.errors import UnsupportedError, VllmNotFoundError
 from vllm_eagle3_patch.vllm_source.engine import Engine
 
 if TYPE_CHECKING:
-    from vllm_eagle3_patch.commands.where import Where
     from vllm_eagle3_patch.doctor.serve_options import ServeOptions
+    from vllm_eagle3_patch.installation.find import Where
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
 

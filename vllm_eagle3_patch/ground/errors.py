@@ -72,8 +72,6 @@ class AnchorNotFoundError(UnsupportedError):
     """A codemod did not find the place that it changes, or found it more than once.
 
     Args:
-        patch: The patch's name.
-        path: The file, relative to the directory that holds the package.
         anchor: What was looked for, in words.
         where: The class or function it was looked for in.
         found: How often it was found; exactly once is expected.

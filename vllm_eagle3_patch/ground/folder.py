@@ -109,11 +109,11 @@ class Folder:
         os.close(self.descriptor)
 
     def names(self) -> list[str]:
-        """Return the names in it, sorted."""
+        """The names in it, sorted."""
         return sorted(os.listdir(self.descriptor))  # noqa: PTH208  an open folder has no path
 
     def status(self, name: str) -> os.stat_result | None:
-        """Return the status of a name itself, not of what it links to; None if it is not there."""
+        """The status of a name itself, not of what it links to; None if it is not there."""
         with naming(self.path / name):
             try:
                 return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
@@ -121,7 +121,7 @@ class Folder:
                 return None
 
     def link_text(self, name: str) -> str | None:
-        """Return where a symbolic link leads, None if the name is no symbolic link."""
+        """Where a symbolic link leads, None if the name is no symbolic link."""
         status = self.status(name)
         if status is None or not stat.S_ISLNK(status.st_mode):
             return None
@@ -179,7 +179,7 @@ def is_there(folder: Folder, relative: str) -> bool:
 
 
 def extended_attributes(descriptor: int) -> dict[str, bytes]:
-    """Return the extended attributes of an open file that may be read and copied."""
+    """The extended attributes of an open file that may be read and copied."""
     found: dict[str, bytes] = {}
     if hasattr(os, "listxattr"):
         with passing_over(NOT_SUPPORTED):

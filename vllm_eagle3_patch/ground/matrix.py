@@ -38,7 +38,6 @@ class FilePin(NamedTuple):
         original: As published.
         patched: After the default set of patches.
         hardened: After the default set and ``--harden``.
-        patches: Those of the default set.
     """
 
     original: str
@@ -64,7 +63,6 @@ class Release(NamedTuple):
     """One release of vLLM.
 
     Attributes:
-        name: Its version.
         support: The best of its models' support.
         reason: Why no model works there, if none does.
         requires_python: The Python versions that it admits.

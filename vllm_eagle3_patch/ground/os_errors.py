@@ -71,7 +71,7 @@ def _who_may(path: Path, what: str) -> str:
 
 
 def user_name(number: int) -> str:
-    """Return a user's name, or the number where there is no name for it."""
+    """A user's name, or the number where there is no name for it."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

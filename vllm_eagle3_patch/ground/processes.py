@@ -8,14 +8,11 @@ PROC = Path("/proc")
 
 
 def running_with(root: Path) -> tuple[int, ...]:
-    """Return the processes that have the vLLM of an installation loaded.
+    """The processes that have the vLLM of an installation loaded.
 
     They map a file of the package, or run the program ``vllm`` or ``python -m vllm...`` with an
     interpreter of the same environment. Processes that may not be looked into and those of other
     mount namespaces are passed over; without ``/proc`` there are none.
-
-    Args:
-        root: The folder that holds the package folder ``vllm``.
     """
     found = []
     places = {Path(os.path.abspath(root)), _real(root)}  # noqa: PTH100  links are kept
@@ -29,7 +26,7 @@ def running_with(root: Path) -> tuple[int, ...]:
 
 
 def roots_in_use() -> dict[Path, Path | None]:
-    """Return the folders of packages that processes use, each with an interpreter if one is known.
+    """The folders of packages that processes use, each with an interpreter if one is known.
 
     They hold a ``vllm`` that a process has loaded or may run, or belong to the environment whose
     Python a process runs, whatever it does.
@@ -49,9 +46,7 @@ def roots_in_use() -> dict[Path, Path | None]:
 def is_running(pid: int, started: str | None) -> bool:
     """Whether a process of this machine and PID namespace still runs.
 
-    Args:
-        pid: Its number.
-        started: When it was started as ``started_at`` gave it: numbers are used again.
+    Numbers are used again: it counts if it was started when ``started_at`` said.
     """
     try:
         os.kill(pid, 0)
@@ -67,7 +62,7 @@ def is_running(pid: int, started: str | None) -> bool:
 
 
 def started_at(pid: int) -> str | None:
-    """Return when a process was started, in ticks since the machine was; None if not known."""
+    """When a process was started, in ticks since the machine was; None if not known."""
     fields = _status_fields(pid)
     return fields[19] if fields else None
 
@@ -118,7 +113,7 @@ def _roots_of_program(process: Path, python: Path | None) -> Iterator[Path]:
 
 
 def _python(process: Path) -> Path | None:
-    """Return the interpreter that a process was started by, if it is an environment's."""
+    """The interpreter that a process was started by, if it is an environment's."""
     program = _arguments(process)[0]
     if not Path(program).name.startswith("python"):
         return None
@@ -127,7 +122,7 @@ def _python(process: Path) -> Path | None:
 
 
 def _python_of(root: Path) -> Path | None:
-    """Return the interpreter of the environment that a folder of packages belongs to."""
+    """The interpreter of the environment that a folder of packages belongs to."""
     pythons = (prefix / "bin/python" for prefix in _environments(root))
     return next((python for python in pythons if _is_environments(python)), None)
 
@@ -155,12 +150,12 @@ def _runs(process: Path, places: set[Path]) -> bool:
 
 
 def _real(path: Path) -> Path:
-    """Return a path without links; unlike ``Path.resolve`` also where links lead in a circle."""
+    """A path without links; unlike ``Path.resolve`` also where links lead in a circle."""
     return Path(os.path.realpath(path))
 
 
 def _program(arguments: list[str]) -> str | None:
-    """Return what tells the environment if this runs vLLM: its script or its interpreter."""
+    """What tells the environment if this runs vLLM: its script or its interpreter."""
     if Path(arguments[0]).name == "vllm":
         return arguments[0]
     if not Path(arguments[0]).name.startswith("python"):
@@ -190,7 +185,7 @@ def _interpreter(process: Path, program: str) -> Path | None:
 
 
 def _environments(root: Path) -> set[Path]:
-    """Return the prefixes that an installation folder belongs to."""
+    """The prefixes that an installation folder belongs to."""
     for folder in (root, *root.parents):
         if folder.name in {"lib", "lib64"}:
             # Debian's interpreter in /usr looks into /usr/local/lib/python3*/dist-packages too.

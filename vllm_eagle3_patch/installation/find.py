@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_eagle3_patch.ground.errors import (
     BrokenVllmError,
@@ -99,6 +99,17 @@ class Installation:
             return MappingProxyType(read_record(self.dist_info, self.root))
         except (OSError, ValueError) as error:
             raise _broken_metadata(self.root, error) from error
+
+
+class Where(NamedTuple):
+    """Which vLLM, as the user named it."""
+
+    site_packages: Path | None = None
+    python: Path | None = None
+
+    def find(self, *, writing: bool = False) -> Installation:
+        """As the function ``find`` does."""
+        return find(site_packages=self.site_packages, python=self.python, writing=writing)
 
 
 def find(

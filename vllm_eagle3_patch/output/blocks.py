@@ -1,4 +1,4 @@
-"""What is shown as lines and tables: on a terminal with rich, else as plain text.
+"""Lines, tables and diffs on standard output: with rich on a terminal, else as plain text.
 
 Without a terminal or with NO_COLOR rich is not imported: a script need not wait for it.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vllm_eagle3_patch.ground.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 
 class Line(NamedTuple):
@@ -43,7 +43,6 @@ BLANK = Line("")
 
 
 def print_blocks(blocks: Iterable[Block]) -> None:
-    """Lines and tables, in the form that standard output takes."""
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         _show_on_terminal(blocks)
     else:
@@ -74,13 +73,14 @@ def _show_on_terminal(blocks: Iterable[Block]) -> None:
             case Line(text, bold, command):
                 style = "bold" if bold else ""
                 console.print(Text(one_line(text), style=style), soft_wrap=command)
-            case Columns() if _fitting(block, console.width) is None:
-                for line in _as_records(block):
-                    console.print(Text(one_line(line)))
             case Columns():
-                header, rows = _fitting(block, console.width) or ((), ())
-                table = Table(*header, box=None, pad_edge=False, header_style="bold")
-                for row in rows:
+                fitting = _fitting(block, console.width)
+                if fitting is None:
+                    for line in _as_records(block):
+                        console.print(Text(line))
+                    continue
+                table = Table(*fitting.header, box=None, pad_edge=False, header_style="bold")
+                for row in fitting.rows:
                     table.add_row(*(Text(one_line(w), _COLORS.get(w, "")) for w in row))
                 console.print(table)
             case Diff(text):
@@ -88,49 +88,37 @@ def _show_on_terminal(blocks: Iterable[Block]) -> None:
 
 
 def _show_plain(blocks: Iterable[Block], width: int | None) -> None:
+    """On a terminal of this width, or where there is none."""
     for block in blocks:
         match block:
             case Line(text):
                 sys.stdout.write(f"{one_line(text)}\n")
-            case Columns() if width is not None and _fitting(block, width) is None:
-                for line in _as_records(block):
-                    sys.stdout.write(f"{one_line(line)}\n")
             case Columns():
-                fitting = _fitting(block, width) if width is not None else None
-                header, rows = fitting or (block.header, block.rows)
-                for line in _aligned([header, *rows]):
-                    sys.stdout.write(f"{line}\n")
+                fitting = block if width is None else _fitting(block, width)
+                lines = _as_records(block) if fitting is None else _aligned(fitting)
+                sys.stdout.writelines(f"{line}\n" for line in lines)
             case Diff(text):
                 print_diff(text)
 
 
-def _width_of(table: Columns) -> int:
-    """The columns of a terminal that a table needs."""
-    return max(map(len, _aligned([table.header, *table.rows])))
-
-
-def _fitting(
-    table: Columns, width: int
-) -> tuple[tuple[str, ...], Sequence[tuple[str, ...]]] | None:
-    """The header and rows of a table, or of its narrower form, that fit a terminal."""
-    for form in (table, table.narrow):
-        if form is not None and _width_of(form) <= width:
-            return form.header, form.rows
-    return None
+def _fitting(table: Columns, width: int) -> Columns | None:
+    """A table, or its narrower form, if it fits a terminal."""
+    forms = (table, table.narrow)
+    return next((f for f in forms if f is not None and max(map(len, _aligned(f))) <= width), None)
 
 
 def _as_records(table: Columns) -> Iterator[str]:
     """A table that is too wide: a paragraph a row, without what does not apply."""
     _, *names = table.header
     for first, *words in table.rows:
-        yield first
+        yield one_line(first)
         for name, word in zip(names, words, strict=True):
             if word != "-":
-                yield f"  {name}: {word}"
+                yield f"  {name}: {one_line(word)}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    words = [[one_line(word) for word in row] for row in rows]
+def _aligned(table: Columns) -> Iterator[str]:
+    words = [[one_line(word) for word in row] for row in (table.header, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*words, strict=True)]
     for row in words:
         yield "  ".join(w.ljust(width) for w, width in zip(row, widths, strict=True)).rstrip()

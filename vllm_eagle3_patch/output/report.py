@@ -51,7 +51,7 @@ def _report_blocks(report: Report) -> Iterator[Block]:
         said_below = {problem.message for problem in report.problems}
         yield from _model_blocks(report.assessment, _facts(report), said_below)
         yield from _file_blocks(_files(report))
-    for path in report.changed or ():
+    for path in report.changed:
         verb = "would change" if report.dry_run else "changed"
         yield Line(f"{verb}: {path}")
     if report.diff:

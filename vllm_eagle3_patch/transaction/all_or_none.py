@@ -30,12 +30,7 @@ from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_in
 
 
 def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> None:
-    """Do what a journal says.
-
-    Args:
-        hold: The lock.
-        journal: What is about to happen.
-        action: Replaces the files and checks them; raises if that fails.
+    """Do what a journal says: ``action`` replaces the files and checks them.
 
     Raises:
         PatchError: What ``action`` raised; everything was rolled back.
@@ -70,7 +65,7 @@ def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> N
 class KeptAside:
     """A file that someone had edited and that was replaced all the same.
 
-    Args:
+    Attributes:
         path: The file, relative to the root.
         copy: Where a copy of it is, relative to the root.
     """
@@ -80,7 +75,7 @@ class KeptAside:
 
     @classmethod
     def all_of(cls, journal: Journal) -> tuple["KeptAside", ...]:
-        """Return what a run keeps aside."""
+        """What a run keeps aside."""
         return tuple(
             cls(file.path, f"{FOLDER}/{journal.aside(file.path)}")
             for file in journal.files
@@ -89,7 +84,7 @@ class KeptAside:
 
 
 def manifest_of(root: Folder) -> Manifest | None:
-    """Return the manifest of an installation, None if there is no state.
+    """The manifest of an installation, None if there is no state.
 
     Raises:
         StateCorruptError: The state cannot be trusted.
@@ -101,7 +96,7 @@ def manifest_of(root: Folder) -> Manifest | None:
 
 
 def next_run(root: Folder, manifest: Manifest | None) -> int:
-    """Return the number of a run under which nothing is kept yet."""
+    """The number of a run under which nothing is kept yet."""
     taken = set() if manifest is None else {str(manifest.run)}
     if root.status(FOLDER) is not None:
         with opened_in(root) as state:

@@ -26,10 +26,6 @@ def remove_bytecode(root: Folder, path: str) -> None:
 
     One that may not be removed stays if an interpreter compares it with its source.
 
-    Args:
-        root: The folder that holds the package.
-        path: The source, relative to it.
-
     Raises:
         OSError: One that would be used unchecked may not be removed.
     """
@@ -46,10 +42,6 @@ def outdated_unchecked(root: Path, path: str) -> tuple[Path, ...]:
 
     Of an interpreter of another version than this one's, those that are older than the source.
     What this user may not read is passed over. Nothing is written.
-
-    Args:
-        root: The folder that holds the package.
-        path: The source, relative to it.
     """
     found = []
     with passing_over(_UNREADABLE), Folder.at(root) as folder:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 class Change:
     """What is to become of one file.
 
-    Args:
+    Attributes:
         path: Relative to the root, with forward slashes.
         expected: The SHA-256, in hex, of the bytes that must be there now.
-        after: What is to be there.
-        patches: The names of the patches in it.
         keep_aside: For a file of ours that someone edited: keep a copy of the edited bytes. The
             original stays the recorded one. Without it, a file that is not as we left it
             counts as newly installed: what is there becomes the original.

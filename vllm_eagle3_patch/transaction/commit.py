@@ -2,10 +2,10 @@
 
 import stat
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import ModifiedFileError, PatchError, VerificationError
 from vllm_eagle3_patch.ground.folder import Folder, Snapshot
 from vllm_eagle3_patch.transaction.all_or_none import (
@@ -18,7 +18,6 @@ from vllm_eagle3_patch.transaction.all_or_none import (
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
 from vllm_eagle3_patch.transaction.change import Change
 from vllm_eagle3_patch.transaction.file_swap import changed_meanwhile, current_digest, stage
-from vllm_eagle3_patch.transaction.recovery import RecoveryResult, recover_in
 from vllm_eagle3_patch.transaction.state.documents import safe_path
 from vllm_eagle3_patch.transaction.state.journal import (
     APPLY,
@@ -27,86 +26,65 @@ from vllm_eagle3_patch.transaction.state.journal import (
     Site,
 )
 from vllm_eagle3_patch.transaction.state.lock import Hold, exclusive
-from vllm_eagle3_patch.transaction.state.manifest import Manifest, ManifestEntry, digest_of
-
-
-@dataclass(frozen=True)
-class CommitResult:
-    """What ``commit`` did.
-
-    Args:
-        changed: The files that were replaced.
-        kept_aside: Where copies of edited files are.
-        recovered: What became of an interrupted run that was found.
-        manifest: What the state folder says now.
-    """
-
-    changed: tuple[str, ...]
-    kept_aside: tuple[KeptAside, ...]
-    recovered: RecoveryResult | None
-    manifest: Manifest | None
+from vllm_eagle3_patch.transaction.state.manifest import Manifest, ManifestEntry
 
 
 def commit(
-    root: Path,
+    hold: Hold,
     changes: Sequence[Change],
     *,
     tool_version: str,
     vllm_version: str,
     release: str | None,
-    check: Callable[[], None] | None = None,
-    stale: Collection[str] = (),
-    hold: Hold | None = None,
-) -> CommitResult:
-    """Change all these files or none.
+    check: Callable[[], None],
+    stale: Collection[str],
+) -> tuple[KeptAside, ...]:
+    """Change all these files or none, and say where copies of edited ones are.
 
-    An interrupted run is ended first. Then a journal is written, every new file is staged beside
+    The caller has ended an interrupted run. A journal is written, every new file is staged beside
     the old one and every old one kept, all synced; the files are swapped, read back and
     compared, the manifest is written, and ``check`` is run. Whatever fails until then, an
     interruption included, everything is rolled back.
 
     Args:
-        root: The folder that holds the package folder ``vllm``.
+        hold: The lock of the installation.
         changes: The files; one that holds its new content already is left as it is.
-        tool_version: The version of this tool.
-        vllm_version: The version of vLLM, as its distribution says.
-        release: The release in the matrix, None for an unknown one.
+        tool_version: This and the next two are for the manifest.
+        vllm_version: As vLLM's distribution says.
+        release: In the matrix; None for an unknown one.
         check: Called when all files are in place; what it raises rolls them back.
         stale: Paths in the manifest that are not ours any more (vLLM was installed anew): what was
             kept of them is dropped.
-        hold: The lock, if the caller holds it already.
 
     Raises:
         ModifiedFileError: A file is not as expected, or missing.
         VerificationError: The result is not as planned, or ``check`` failed.
         PatchError: What ``check`` raised, if it is one.
         StateCorruptError: The state cannot be trusted.
-        BusyError: Another run is at work.
-        NotWritableError: Something cannot be written.
+        BusyError: Another run took the lock over.
+        NotWritableError: Rolling back failed too.
+        OSError: Something cannot be written; the lock's context explains it.
     """
     paths = [change.path for change in changes]
     if not all(map(safe_path, paths)) or len(set(paths)) != len(paths):
         raise ValueError(f"not distinct relative paths in the package: {paths}")
-    with exclusive(root) if hold is None else nullcontext(hold) as held:
-        recovered = recover_in(held.root)
-        manifest = manifest_of(held.root)
-        found = {change.path: _expected(held.root, change) for change in changes}
-        effective = [change for change in changes if digest_of(change.after) != change.expected]
-        dropped = _no_longer_ours(held.root, manifest, stale)
-        if not effective and not dropped:
-            return CommitResult((), (), recovered, manifest)
-        run = next_run(held.root, manifest)
-        entries = {p: e for p, e in manifest.files.items() if p not in dropped} if manifest else {}
-        files = tuple(_replacement(change, entries.get(change.path)) for change in effective)
-        for change in effective:
-            entries[change.path] = _entry(
-                held.root, change, found[change.path], entries.get(change.path), run
-            )
-        after = Manifest(tool_version, vllm_version, release, run, entries)
-        journal = Journal(APPLY, tool_version, run, manifest, after, files)
-        carry_out(held, journal, lambda site: _replace_all(site, held, effective, check))
-        changed = tuple(file.path for file in files)
-        return CommitResult(changed, KeptAside.all_of(journal), recovered, after)
+    root = hold.root
+    manifest = manifest_of(root)
+    found = {change.path: _expected(root, change) for change in changes}
+    effective = [change for change in changes if sha256(change.after) != change.expected]
+    dropped = _no_longer_ours(root, manifest, stale)
+    if not effective and not dropped:
+        return ()
+    run = next_run(root, manifest)
+    entries = {p: e for p, e in manifest.files.items() if p not in dropped} if manifest else {}
+    files = tuple(_replacement(change, entries.get(change.path)) for change in effective)
+    for change in effective:
+        entry = entries.get(change.path)
+        entries[change.path] = _entry(root, change, found[change.path], entry, run)
+    after = Manifest(tool_version, vllm_version, release, run, entries)
+    journal = Journal(APPLY, tool_version, run, manifest, after, files)
+    carry_out(hold, journal, lambda site: _replace_all(site, hold, effective, check))
+    return KeptAside.all_of(journal)
 
 
 def drop_bytecode(root: Path, paths: Sequence[str]) -> None:
@@ -124,13 +102,13 @@ def drop_bytecode(root: Path, paths: Sequence[str]) -> None:
 def _replacement(change: Change, entry: ManifestEntry | None) -> Replacement:
     edited = entry is not None and entry.written != change.expected
     aside = change.keep_aside and edited
-    return Replacement(change.path, change.expected, digest_of(change.after), aside)
+    return Replacement(change.path, change.expected, sha256(change.after), aside)
 
 
 def _entry(
     root: Folder, change: Change, found: Snapshot, entry: ManifestEntry | None, run: int
 ) -> ManifestEntry:
-    written = digest_of(change.after)
+    written = sha256(change.after)
     if entry is not None and (
         change.keep_aside or change.made_of == entry.original or change.expected == entry.written
     ):
@@ -153,14 +131,13 @@ def _entry(
 
 
 def _replace_all(
-    site: Site, hold: Hold, changes: Sequence[Change], check: Callable[[], None] | None
+    site: Site, hold: Hold, changes: Sequence[Change], check: Callable[[], None]
 ) -> None:
     for change in changes:
         stage(site, change.path, change.after)
     replace_all(site, hold)
     try:
-        if check is not None:
-            check()
+        check()
     except PatchError:
         raise
     except Exception as error:
@@ -171,7 +148,7 @@ def _replace_all(
 
 
 def _expected(root: Folder, change: Change) -> Snapshot:
-    """Return what is at a path, if it is what the change expects."""
+    """What is at a path, if it is what the change expects."""
     parent, _, name = change.path.rpartition("/")
     try:
         with root.below(parent) as folder:
@@ -180,7 +157,7 @@ def _expected(root: Folder, change: Change) -> Snapshot:
         raise ModifiedFileError(
             f"{change.path} is missing", "reinstall vLLM, then run it again", code="missing"
         ) from error
-    if digest_of(snapshot.data) != change.expected:
+    if sha256(snapshot.data) != change.expected:
         raise changed_meanwhile(change.path)
     return snapshot
 

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 
 from vllm_eagle3_patch.ground import filesystem
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import ModifiedFileError
 from vllm_eagle3_patch.ground.folder import GONE, Folder, is_there, parent_of, passing_over
 from vllm_eagle3_patch.transaction.state.journal import REVERT, Replacement, Site
@@ -12,7 +13,6 @@ from vllm_eagle3_patch.transaction.state.layout import COPIES, ORIGINALS, made_p
 from vllm_eagle3_patch.transaction.state.manifest import (
     ManifestEntry,
     bytes_at,
-    digest_of,
     lost_original,
     original_is_kept,
     original_is_usable,
@@ -20,15 +20,15 @@ from vllm_eagle3_patch.transaction.state.manifest import (
 
 
 def current_digest(root: Folder, path: str) -> str | None:
-    """Return the SHA-256 of what is at a path now, None if no file is there."""
+    """The SHA-256 of what is at a path now, None if no file is there."""
     parent, _, name = path.rpartition("/")
     with passing_over(GONE), root.below(parent) as folder:
-        return digest_of(folder.snapshot(name, follow=True).data)
+        return sha256(folder.snapshot(name, follow=True).data)
     return None
 
 
 def changed_meanwhile(path: str) -> ModifiedFileError:
-    """Return the error that says that a file is not the one that was planned for."""
+    """The error that says that a file is not the one that was planned for."""
     return ModifiedFileError(
         f"{path} was changed by someone else meanwhile",
         "look at the change, then run it again; everything else is as it was",
@@ -55,7 +55,7 @@ def keep(site: Site, file: Replacement) -> None:
         with made_parent(site.root, site.state, journal.shelf(file.path)) as shelf:
             linked = _keep_inode(folder, name, shelf)
             snapshot = folder.snapshot(name, follow=True)
-            if digest_of(snapshot.data) != file.before:
+            if sha256(snapshot.data) != file.before:
                 raise changed_meanwhile(file.path)
             if not linked and not original:
                 filesystem.write_new_file(shelf, name, snapshot.data, snapshot.attributes)

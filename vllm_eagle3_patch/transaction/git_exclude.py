@@ -88,7 +88,7 @@ def _info_folder(root: Folder) -> Iterator[Folder | None]:
 
 
 def _git_directory(root: Folder) -> Path | None:
-    """Return the directory that working trees of one repository share."""
+    """The directory that working trees of one repository share."""
     status = root.status(".git")
     if status is None or stat.S_ISLNK(status.st_mode):
         return None
@@ -105,7 +105,7 @@ def _git_directory(root: Folder) -> Path | None:
 
 
 def _path_in(folder: Folder, name: str) -> str | None:
-    """Return the path that a file of git's holds, None if there is none."""
+    """The path that a file of git's holds, None if there is none."""
     with passing_over(GONE):
         text = os.fsdecode(folder.snapshot(name, limit=2**16).data).strip()
         return None if "\0" in text else text

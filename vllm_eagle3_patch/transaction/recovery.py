@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_eagle3_patch.ground import filesystem
-from vllm_eagle3_patch.ground.errors import PatchError
+from vllm_eagle3_patch.ground.errors import NotReadableError, PatchError
 from vllm_eagle3_patch.ground.folder import Folder
 from vllm_eagle3_patch.ground.os_errors import explained
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
@@ -45,16 +45,14 @@ _DOCUMENTS = (readme.NAME, MANIFEST, JOURNAL)
 class RecoveryResult:
     """What became of an interrupted run.
 
-    Args:
+    Attributes:
         operation: What it was: ``apply`` or ``revert``.
         outcome: ``rolled-back``, or ``completed`` if it only had to be tidied up.
-        restored: The files that were put back as the run had found them.
         left_alone: Files that someone else changed after the run had replaced them.
     """
 
     operation: str
     outcome: str
-    restored: tuple[str, ...] = ()
     left_alone: tuple[str, ...] = ()
 
 
@@ -64,15 +62,15 @@ def recover(root: Path) -> RecoveryResult | None:
     Raises:
         StateCorruptError: The state cannot be trusted.
         BusyError: Another run is at work.
+        NotReadableError: It cannot be told whether there is one.
         NotWritableError: Something cannot be written.
     """
-    with explained():
-        with Folder.at(root) as folder:
-            needed = lock.leftovers(folder) or _needs_recovery(folder)
-        if not needed:
-            return None
-        with lock.exclusive(root) as hold:
-            return recover_in(hold.root)
+    with explained(NotReadableError), Folder.at(root) as folder:
+        needed = lock.leftovers(folder) or _needs_recovery(folder)
+    if not needed:
+        return None
+    with lock.exclusive(root) as hold:
+        return recover_in(hold.root)
 
 
 def recover_in(root: Folder) -> RecoveryResult | None:
@@ -116,10 +114,10 @@ def _roll_back(site: Site) -> RecoveryResult:
             outcomes[file.path] = _undo(site, file)
         except (OSError, PatchError) as error:
             failure = failure or error
-    restored = tuple(path for path, outcome in outcomes.items() if outcome == "restored")
     foreign = tuple(path for path, outcome in outcomes.items() if outcome == "foreign")
-    for path in restored:
-        remove_bytecode(site.root, path)
+    for path, outcome in outcomes.items():
+        if outcome == "restored":
+            remove_bytecode(site.root, path)
     if failure is not None:
         raise failure
     manifest = _with_retained(journal, foreign)
@@ -134,7 +132,7 @@ def _roll_back(site: Site) -> RecoveryResult:
     if manifest is None:
         dissolve(site.root, site.state)
     end(site.root, site.state)
-    return RecoveryResult(journal.operation, "rolled-back", restored[::-1], foreign[::-1])
+    return RecoveryResult(journal.operation, "rolled-back", foreign[::-1])
 
 
 def _undo(site: Site, file: Replacement) -> str:
@@ -146,7 +144,7 @@ def _undo(site: Site, file: Replacement) -> str:
 
 
 def _with_retained(journal: Journal, foreign: tuple[str, ...]) -> Manifest | None:
-    """Return the manifest before a run, with the originals of files that stay changed.
+    """The manifest before a run, with the originals of files that stay changed.
 
     What is in the place of such a file is not ours, but its original must not be lost.
     """

@@ -2,13 +2,12 @@
 
 import errno
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
-from vllm_eagle3_patch.ground.errors import InterruptedRunError, ModifiedFileError
+from vllm_eagle3_patch.ground.errors import ModifiedFileError, NotReadableError
 from vllm_eagle3_patch.ground.folder import GONE, Folder, parent_of, passing_over
 from vllm_eagle3_patch.ground.os_errors import explained
 from vllm_eagle3_patch.transaction.all_or_none import (
@@ -20,16 +19,9 @@ from vllm_eagle3_patch.transaction.all_or_none import (
 )
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
 from vllm_eagle3_patch.transaction.file_swap import current_digest, swap
-from vllm_eagle3_patch.transaction.recovery import RecoveryResult, recover_in
-from vllm_eagle3_patch.transaction.state.journal import (
-    REVERT,
-    Journal,
-    Replacement,
-    Site,
-    unfinished,
-)
+from vllm_eagle3_patch.transaction.state.journal import REVERT, Journal, Replacement, Site
 from vllm_eagle3_patch.transaction.state.layout import FOLDER, opened_in
-from vllm_eagle3_patch.transaction.state.lock import Hold, exclusive, leftovers
+from vllm_eagle3_patch.transaction.state.lock import Hold
 from vllm_eagle3_patch.transaction.state.manifest import (
     Manifest,
     ManifestEntry,
@@ -43,119 +35,85 @@ from vllm_eagle3_patch.transaction.state.manifest import (
 class RevertResult:
     """What ``revert`` did, or would do.
 
-    Args:
+    Attributes:
         reverted: The files whose originals were put back.
         left_alone: Files of ours that someone edited: they and their originals stay.
-        already_original: Files that were as the originals already.
         stale: Files that are not ours any more, or gone with their folder: vLLM was installed anew
             or removed.
-        kept_aside: Where copies of edited files are.
         unclaimed: Kept files, relative to the root, of which the manifest says nothing: they stay.
         other_owner: Files that came back as a copy and have another owner or group than the
             original: we may not give them away.
-        state_removed: Whether nothing of our state is left.
-        recovered: What became of an interrupted run that was found.
     """
 
-    reverted: tuple[str, ...] = ()
-    left_alone: tuple[str, ...] = ()
-    already_original: tuple[str, ...] = ()
-    stale: tuple[str, ...] = ()
-    kept_aside: tuple[KeptAside, ...] = ()
-    unclaimed: tuple[str, ...] = ()
+    reverted: tuple[str, ...]
+    left_alone: tuple[str, ...]
+    stale: tuple[str, ...]
+    kept_aside: tuple[KeptAside, ...]
+    unclaimed: tuple[str, ...]
     other_owner: tuple[str, ...] = ()
-    state_removed: bool = False
-    recovered: RecoveryResult | None = None
 
 
-def revert(
-    root: Path,
-    *,
-    force: bool = False,
-    dry_run: bool = False,
-    known_originals: Collection[str] = (),
-    not_shipped: Collection[str] = (),
-    ours: Mapping[str, Collection[str]] = MappingProxyType({}),
-    all_or_none: bool = False,
-    hold: Hold | None = None,
-) -> RevertResult:
-    """Put every original back, with its mode, owner, times and link, and remove our state.
+class Origins(NamedTuple):
+    """What tells whose a file is that is not as this tool wrote it.
 
-    An interrupted run is ended first. A file that someone edited stays, and with it what is kept
-    of it; one that someone deleted is put back, unless its folder is gone; a file that is not ours
-    any more stays, and what was kept of it is removed. What is kept without being in the manifest
-    is never removed.
-
-    Args:
-        root: The folder that holds the package folder ``vllm``.
-        force: Replace edited files too, keeping copies of them in the state folder.
-        dry_run: Only say what would be done; nothing is written.
+    Attributes:
         known_originals: SHA-256 digests of files as they are installed: a file with one of them
             was installed anew, not edited.
         not_shipped: Paths that the vLLM that is there now does not have: a file that is missing
             there was not deleted by anyone.
         ours: For paths in the manifest, SHA-256 digests of what else we make of the original that
             is kept: it counts as what we wrote.
-        all_or_none: Refuse if there are both files to revert and edited ones.
-        hold: The lock, if the caller holds it already.
+    """
+
+    known_originals: Collection[str] = ()
+    not_shipped: Collection[str] = ()
+    ours: Mapping[str, Collection[str]] = MappingProxyType({})
+
+
+def planned_revert(root: Path, origins: Origins, *, force: bool) -> RevertResult:
+    """What ``revert`` would do; it raises the same.
 
     Raises:
-        ModifiedFileError: With ``all_or_none``; nothing was written.
-        InterruptedRunError: With ``dry_run``; an interrupted run has to be ended first.
-        StateCorruptError: The state cannot be trusted, or an original is lost.
-        BusyError: Another run is at work.
-        NotWritableError: Something cannot be written.
+        NotReadableError: The state or a file of the manifest may not be read.
     """
-    decide = partial(
-        _plan,
-        force=force,
-        known_originals=known_originals,
-        not_shipped=not_shipped,
-        ours=ours,
-        all_or_none=all_or_none,
-    )
-    with explained(), Folder.at(root) as folder:
-        if folder.status(FOLDER) is None and (dry_run or not leftovers(folder)):
-            return RevertResult(state_removed=True)
-        if dry_run:
-            if unfinished(root) is not None:
-                raise InterruptedRunError(
-                    "an earlier run was interrupted",
-                    "run revert without --dry-run: it ends that run first",
-                )
-            return decide(folder)[1]
-    with exclusive(root) if hold is None else nullcontext(hold) as held:
-        recovered = recover_in(held.root)
-        journal, result = decide(held.root)
-        if journal.files or journal.dropped() or (journal.before and journal.after is None):
-            carry_out(held, journal, lambda site: _put_all_back(site, held))
-        entries = [journal.entry_of(file.path) for file in journal.files]
-        return replace(
-            result,
-            other_owner=tuple(e.path for e in entries if _has_other_owner(held.root, e)),
-            state_removed=held.root.status(FOLDER) is None,
-            recovered=recovered,
-        )
+    with explained(NotReadableError), Folder.at(root) as folder:
+        return _plan(folder, origins, force=force)[1]
 
 
-def _plan(
-    root: Folder,
-    *,
-    force: bool,
-    known_originals: Collection[str],
-    not_shipped: Collection[str],
-    ours: Mapping[str, Collection[str]],
-    all_or_none: bool,
-) -> tuple[Journal, RevertResult]:
+def revert(hold: Hold, origins: Origins, *, force: bool) -> RevertResult:
+    """Put every original back, with its mode, owner, times and link, and remove our state.
+
+    The caller has ended an interrupted run. A file that someone edited stays, and with it what is
+    kept of it; one that someone deleted is put back, unless its folder is gone; a file that is not
+    ours any more stays, and what was kept of it is removed. What is kept without being in the
+    manifest is never removed. With ``force`` edited files are replaced too, and copies of them
+    kept in the state folder.
+
+    Raises:
+        ModifiedFileError: There are both files to revert and edited ones; nothing was written.
+        StateCorruptError: The state cannot be trusted, or an original is lost.
+        BusyError: Another run took the lock over.
+        NotWritableError: Rolling back failed too.
+        OSError: Something cannot be written; the lock's context explains it.
+    """
+    journal, result = _plan(hold.root, origins, force=force)
+    if journal.files or journal.dropped() or (journal.before and journal.after is None):
+        carry_out(hold, journal, lambda site: _put_all_back(site, hold))
+    entries = [journal.entry_of(file.path) for file in journal.files]
+    other_owner = tuple(e.path for e in entries if _has_other_owner(hold.root, e))
+    return replace(result, other_owner=other_owner)
+
+
+def _plan(root: Folder, origins: Origins, *, force: bool) -> tuple[Journal, RevertResult]:
     manifest = manifest_of(root)
     entries = manifest.files if manifest else {}
     digests = {path: current_digest(root, path) for path in entries}
     found: dict[str, list[str]] = {what: [] for what in ("ours", "edited", "original", "stale")}
     for path, entry in entries.items():
-        what = _what_is_there(root, entry, digests[path], known_originals, ours.get(path, ()))
-        gone = what == "ours" and digests[path] is None and path in not_shipped
+        what = _what_is_there(root, entry, digests[path], origins)
+        gone = what == "ours" and digests[path] is None and path in origins.not_shipped
         found["stale" if gone else what].append(path)
-    if all_or_none and found["ours"] and found["edited"] and not force:
+    if found["ours"] and found["edited"] and not force:
         raise ModifiedFileError(
             f"edited since they were patched: {', '.join(found['edited'])}; nothing was reverted",
             "use --force to replace them too: copies of them are kept",
@@ -175,32 +133,23 @@ def _plan(
     tool = manifest.tool if manifest else ""
     journal = Journal(REVERT, tool, run, manifest, after, files)
     _make_sure_of_originals(root, journal)
-    kept_aside = KeptAside.all_of(journal)
     return journal, RevertResult(
         reverted=tuple(file.path for file in files),
         left_alone=tuple(left_alone),
-        already_original=tuple(found["original"]),
         stale=tuple(found["stale"]),
-        kept_aside=kept_aside,
+        kept_aside=KeptAside.all_of(journal),
         unclaimed=unclaimed,
-        state_removed=manifest is not None and not (left_alone or kept_aside or unclaimed),
     )
 
 
-def _what_is_there(
-    root: Folder,
-    entry: ManifestEntry,
-    digest: str | None,
-    known_originals: Collection[str],
-    ours: Collection[str],
-) -> str:
+def _what_is_there(root: Folder, entry: ManifestEntry, digest: str | None, origins: Origins) -> str:
     if digest is None:
         return _without_a_file(root, entry.path)
-    if digest == entry.written or digest in ours:
+    if digest == entry.written or digest in origins.ours.get(entry.path, ()):
         return "ours"
     if digest == entry.original:
         return "original"
-    return "stale" if digest in known_originals else "edited"
+    return "stale" if digest in origins.known_originals else "edited"
 
 
 def _without_a_file(root: Folder, path: str) -> str:

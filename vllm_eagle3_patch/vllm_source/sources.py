@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import warnings
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import NotReadableError, UnsupportedError
 from vllm_eagle3_patch.ground.folder import LARGEST_FILE
 
@@ -159,11 +159,6 @@ class Text:
                 code="not-reproducible",
             )
         return tree
-
-
-def sha256(content: bytes) -> str:
-    """The sha256 of some bytes in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def parse(content: bytes, path: str, feature_version: tuple[int, int] | None = None) -> ast.Module:

@@ -21,17 +21,14 @@ def safe_path(path: str) -> bool:
 
 
 def encode(document: dict[str, object]) -> bytes:
-    """Return the bytes of a document; equal documents give equal bytes."""
+    """The bytes of a document; equal documents give equal bytes."""
     return json.dumps(document, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
 
 def decode(data: bytes, where: str, restore: str) -> "Fields":
     """Read a document that ``encode`` wrote, of a schema that this version knows.
 
-    Args:
-        data: The bytes.
-        where: What to call it in messages.
-        restore: What to do if it cannot be read.
+    Errors call it ``where``, and say with ``restore`` what to do if it cannot be read.
 
     Raises:
         StateCorruptError: It is no such document, or a newer version wrote it.
@@ -76,82 +73,81 @@ class Fields:
         self._value: dict[str, Any] = value
 
     def wrong(self, key: str) -> StateCorruptError:
-        """Return the error that says that a field is not as it must be."""
+        """The error that says that a field is not as it must be."""
         return StateCorruptError(f"{self._where} is damaged: {key!a}", self._restore)
 
     def text(self, key: str) -> str:
-        """Return a string that could be the name of a file."""
+        """A string that could be the name of a file."""
         value = self._value.get(key)
         if not isinstance(value, str) or "\0" in value or not _has_bytes(value):
             raise self.wrong(key)
         return value
 
     def optional_text(self, key: str) -> str | None:
-        """Return a string, or None where null is written."""
+        """A string, or None where null is written."""
         if key in self._value and self._value[key] is None:
             return None
         return self.text(key)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of strings."""
+        """A list of strings."""
         value = self._value.get(key)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise self.wrong(key)
         return tuple(value)
 
     def one_of(self, key: str, *known: str) -> str:
-        """Return a string that is one of those known."""
+        """A string that is one of those known."""
         if self.text(key) not in known:
             raise self.wrong(key)
         return self.text(key)
 
     def digest(self, key: str) -> str:
-        """Return a SHA-256 digest in hex."""
+        """A SHA-256 digest in hex."""
         if not _DIGEST.fullmatch(self.text(key)):
             raise self.wrong(key)
         return self.text(key)
 
     def optional_digest(self, key: str) -> str | None:
-        """Return a SHA-256 digest in hex, or None where null is written."""
+        """A SHA-256 digest in hex, or None where null is written."""
         return None if self.optional_text(key) is None else self.digest(key)
 
     def path(self, key: str) -> str:
-        """Return the path of a file in the package folder."""
+        """The path of a file in the package folder."""
         if not safe_path(self.text(key)):
             raise self.wrong(key)
         return self.text(key)
 
     def number(self, key: str, largest: int = LARGEST_NUMBER) -> int:
-        """Return a whole number from 0 to ``largest``."""
+        """A whole number from 0 to ``largest``."""
         value = self._value.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
             raise self.wrong(key)
         return value
 
     def time(self, key: str) -> int:
-        """Return nanoseconds since 1970, or before it, that a system can give to a file."""
+        """Nanoseconds since 1970, or before it, that a system can give to a file."""
         value = self._value.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or abs(value) > LATEST_TIME_NS:
             raise self.wrong(key)
         return value
 
     def flag(self, key: str) -> bool:
-        """Return true or false."""
         value = self._value.get(key)
         if not isinstance(value, bool):
             raise self.wrong(key)
         return value
 
     def inner(self, key: str) -> "Fields":
-        """Return an object within this one."""
+        """An object within this one."""
         return Fields(self._value.get(key), self._where, self._restore)
 
     def optional_inner(self, key: str) -> "Fields | None":
-        """Return an object within this one, or None where null is written."""
+        """An object within this one, or None where null is written."""
         return None if key in self._value and self._value[key] is None else self.inner(key)
 
     def each(self, key: str) -> Iterator["Fields"]:
-        """Return the objects of a list."""
+        """The objects of a list."""
         value = self._value.get(key)
         if not isinstance(value, list):
             raise self.wrong(key)

@@ -36,7 +36,7 @@ _TOKEN = re.compile(r"[0-9a-f]{8}")
 class Replacement:
     """One file that a run replaces.
 
-    Args:
+    Attributes:
         path: Relative to the root, with forward slashes.
         before: The SHA-256 of what is there before the run; None where a file that was deleted is
             put back, which only ``revert`` does.
@@ -54,13 +54,9 @@ class Replacement:
 class Journal:
     """A run that is about to happen, is happening or was interrupted.
 
-    Args:
+    Attributes:
         operation: ``apply`` or ``revert``.
-        tool: The version of this tool.
         run: The number under which this run keeps files.
-        before: The manifest before the run, None if there was none.
-        after: The manifest after it, None if there is to be none.
-        files: The files it replaces.
         token: Makes the names of its staged files its own.
     """
 
@@ -73,7 +69,7 @@ class Journal:
     token: str = field(default_factory=lambda: os.urandom(4).hex())
 
     def entry_of(self, path: str) -> ManifestEntry:
-        """Return what says how the original of a file that this run replaces is kept."""
+        """What says how the original of a file that this run replaces is kept."""
         manifest = self.before if self.operation == REVERT else self.after
         assert manifest is not None
         return manifest.files[path]
@@ -83,24 +79,24 @@ class Journal:
         return self.operation == APPLY and self.entry_of(path).kept == self.run
 
     def shelf(self, path: str) -> str:
-        """Return where what this run replaces is kept, relative to the state folder."""
+        """Where what this run replaces is kept, relative to the state folder."""
         shelf = ORIGINALS if self.keeps_original(path) else PREVIOUS
         return f"{shelf}/{self.run}/{path}"
 
     def copy(self, path: str) -> str:
-        """Return where the copy of an original is that this run replaces."""
+        """Where the copy of an original is that this run replaces."""
         return f"{COPIES}/{self.run}/{path}"
 
     def aside(self, path: str) -> str:
-        """Return where a copy of an edited file stays."""
+        """Where a copy of an edited file stays."""
         return f"{EDITED}/{self.run}/{path}"
 
     def staged(self, name: str) -> str:
-        """Return the name of a new file until it takes the place of ``name`` beside it."""
+        """The name of a new file until it takes the place of ``name`` beside it."""
         return f".{name}.vllm-eagle3-patch-{self.token}"
 
     def dropped(self) -> tuple[ManifestEntry, ...]:
-        """Return the entries whose originals are of no use after the run."""
+        """The entries whose originals are of no use after the run."""
         before = self.before.files if self.before else {}
         after = self.after.files if self.after else {}
         return tuple(
@@ -110,7 +106,7 @@ class Journal:
         )
 
     def encoded(self) -> bytes:
-        """Return the bytes of its file."""
+        """The bytes of its file."""
         return encode(
             {
                 "schema": SCHEMA,
@@ -127,13 +123,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Site:
-    """An installation during a run.
-
-    Args:
-        root: The folder that holds the package.
-        state: Our state folder.
-        journal: What the run is about.
-    """
+    """An installation during a run."""
 
     root: Folder
     state: Folder
@@ -141,7 +131,7 @@ class Site:
 
 
 def unfinished(root: Path) -> Journal | None:
-    """Return the journal of an interrupted run, or of one in progress. Nothing is written.
+    """The journal of an interrupted run, or of one in progress. Nothing is written.
 
     Raises:
         StateCorruptError: The journal cannot be trusted.
@@ -152,7 +142,7 @@ def unfinished(root: Path) -> Journal | None:
 
 
 def journal_in(state: Folder) -> Journal | None:
-    """Return the journal in an open state folder; raises as ``unfinished`` does."""
+    """The journal in an open state folder; raises as ``unfinished`` does."""
     for name in (JOURNAL, CONCLUDED):
         data = document_in(state, name)
         if data is not None:

@@ -38,7 +38,7 @@ RESTORE = (
 
 
 def document_in(state: Folder, name: str) -> bytes | None:
-    """Return the bytes of a document in the state folder, None if it is not there.
+    """The bytes of a document in the state folder, None if it is not there.
 
     Raises:
         StateCorruptError: It is no regular file, or absurdly large.
@@ -105,7 +105,7 @@ def opened_in(root: Folder) -> Folder:
 
 
 def files_on(state: Folder, shelf: str) -> Iterator[str]:
-    """Yield the path, relative to a shelf, of everything on it that is no folder."""
+    """The path, relative to a shelf, of everything on it that is no folder."""
     status = state.status(shelf)
     if status is None:
         return
@@ -119,7 +119,7 @@ def files_on(state: Folder, shelf: str) -> Iterator[str]:
 
 
 def folder_mode(root: Folder) -> int:
-    """Return the mode of our folders: who may read the installation may read the state."""
+    """The mode of our folders: who may read the installation may read the state."""
     return stat.S_IMODE(os.fstat(root.descriptor).st_mode) & 0o755 | 0o700
 
 

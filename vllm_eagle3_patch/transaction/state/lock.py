@@ -83,7 +83,7 @@ class Hold:
 
 
 def held_by(root: Path) -> Holder | None:
-    """Return who holds the lock of an installation, None if nobody alive does.
+    """Who holds the lock of an installation, None if nobody alive does.
 
     Nothing is written.
 
@@ -112,9 +112,12 @@ def exclusive(root: Path) -> Iterator[Hold]:
 
     Raises:
         BusyError: Another run holds it.
+        NotReadableError: The installation cannot be opened.
         NotWritableError: It cannot be written.
     """
-    with explained(), Folder.at(root) as folder:
+    with explained(NotReadableError):
+        opened = Folder.at(root)
+    with explained(), opened as folder:
         with _descriptors_to_spare(folder) as spare:
             hold, record = _take(folder, spare)
         try:

@@ -30,11 +30,9 @@ _LARGEST_RECORD = 2**16
 class Holder:
     """A process that has the lock, or had it.
 
-    Args:
-        host: The name of its host.
+    Attributes:
         boot: What the kernel calls the time since the host was started.
         namespace: The PID namespace in which its number counts.
-        pid: Its number.
         started: When it was started, as ``processes.started_at`` says.
     """
 
@@ -45,7 +43,7 @@ class Holder:
     started: str | None
 
     def encoded(self) -> bytes:
-        """Return the record."""
+        """The record."""
         return encode({"schema": SCHEMA, **asdict(self)})
 
     def __str__(self) -> str:
@@ -56,7 +54,7 @@ UNKNOWN = Holder("", "", "", 0, None)
 
 
 def this_process() -> Holder:
-    """Describe the running process."""
+    """The running process."""
     boot = namespace = ""
     with suppress(OSError):  # Only Linux has these; the rest tells enough then.
         boot = (PROC / "sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -65,18 +63,13 @@ def this_process() -> Holder:
 
 
 def living_holder(lock: Folder, now: int) -> Holder | None:
-    """Return who holds a lock, None if nobody alive does.
-
-    Args:
-        lock: The lock's folder.
-        now: The time on its file system, in nanoseconds.
-    """
+    """Who holds a lock, None if nobody alive does, by the time ``now`` of its file system in ns."""
     holders = (living(lock, token, now) for token in lock.names())
     return next(filter(None, holders), None)
 
 
 def living(lock: Folder, token: str, now: int) -> Holder | None:
-    """Return whose record this is, None if he is dead."""
+    """Whose record this is, None if he is dead."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         with naming(lock.path / token):

@@ -1,11 +1,11 @@
 """What this tool knows of the files it changed in an installation, and their originals."""
 
 import errno
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import NotReadableError, StateCorruptError
 from vllm_eagle3_patch.ground.folder import GONE, Attributes, Folder, is_there, passing_over
 from vllm_eagle3_patch.ground.os_errors import explained
@@ -33,11 +33,10 @@ _UNUSABLE = GONE | {errno.EIO, errno.ESTALE}
 class ManifestEntry:
     """One file that this tool changed.
 
-    Args:
+    Attributes:
         path: Relative to the root, with forward slashes.
-        original: The SHA-256 of the original's bytes.
-        written: The SHA-256 of what this tool wrote.
-        patches: The names of the patches in it.
+        original: The SHA-256 of the original.
+        written: That of what this tool wrote.
         kept: The run that keeps the original: ``originals/<kept>/<path>``.
         symlink: Where the original led, if it was a symbolic link.
         mode: The original's permissions (of the file that a link led to).
@@ -55,13 +54,8 @@ class ManifestEntry:
     owner: tuple[int, int]
     times: tuple[int, int]
 
-    @property
-    def was_symlink(self) -> bool:
-        """Whether the original was a symbolic link."""
-        return self.symlink is not None
-
     def attributes(self, extended: Mapping[str, bytes] | None = None) -> Attributes:
-        """Return the original's attributes, with extended ones from elsewhere."""
+        """The original's attributes, with extended ones from elsewhere."""
         return Attributes(self.mode, self.owner, self.times, extended)
 
 
@@ -74,12 +68,11 @@ class Manifest:
     release: str | None
     run: int
     files: Mapping[str, ManifestEntry]
-    schema: int = SCHEMA
 
     def document(self) -> dict[str, object]:
-        """Return it as a JSON object."""
+        """As a JSON object."""
         return {
-            "schema": self.schema,
+            "schema": SCHEMA,
             "tool": self.tool,
             "vllm": self.vllm,
             "release": self.release,
@@ -137,17 +130,12 @@ class Manifest:
 
 
 def manifest_bytes(manifest: Manifest | None) -> bytes | None:
-    """Return what the manifest's file holds; None where there is none to be."""
+    """What the manifest's file holds; None where there is none to be."""
     return None if manifest is None else encode(manifest.document())
 
 
-def digest_of(data: bytes) -> str:
-    """Return the SHA-256 of bytes, in hex."""
-    return hashlib.sha256(data).hexdigest()
-
-
 def read_manifest(root: Path) -> Manifest | None:
-    """Return what this tool changed in an installation, None if there is no state.
+    """What this tool changed in an installation, None if there is no state.
 
     Raises:
         StateCorruptError: The state cannot be trusted; it is never read as no state.
@@ -158,7 +146,7 @@ def read_manifest(root: Path) -> Manifest | None:
 
 
 def manifest_in(state: Folder) -> Manifest | None:
-    """Return the manifest of an open state folder; raises as ``read_manifest`` does."""
+    """The manifest of an open state folder; raises as ``read_manifest`` does."""
     data = document_in(state, MANIFEST)
     if data is None:
         names = set(state.names())
@@ -169,7 +157,7 @@ def manifest_in(state: Folder) -> Manifest | None:
 
 
 def original_bytes(root: Path, entry: ManifestEntry) -> bytes:
-    """Return the bytes of a file as it was before this tool changed it.
+    """The bytes of a file as it was before this tool changed it.
 
     Raises:
         StateCorruptError: Neither the original nor its copy has the recorded content.
@@ -186,7 +174,7 @@ def original_bytes(root: Path, entry: ManifestEntry) -> bytes:
 
 
 def lost_original(entry: ManifestEntry) -> StateCorruptError:
-    """Return the error that says that an original is gone."""
+    """The error that says that an original is gone."""
     return StateCorruptError(
         f"{entry.path}: the original that was kept is gone or damaged",
         "reinstall vLLM, then remove the folder " + FOLDER,
@@ -194,7 +182,7 @@ def lost_original(entry: ManifestEntry) -> StateCorruptError:
 
 
 def lost_originals(root: Path, manifest: Manifest) -> tuple[str, ...]:
-    """Return the files of a manifest of which neither the original nor its copy is there.
+    """The files of a manifest of which neither the original nor its copy is there.
 
     Only that they are there is looked at, not what they hold.
 
@@ -214,7 +202,7 @@ def lost_originals(root: Path, manifest: Manifest) -> tuple[str, ...]:
 
 
 def unclaimed_in(state: Folder, manifest: Manifest | None) -> tuple[str, ...]:
-    """Return the kept files of which a manifest says nothing, relative to the state folder.
+    """The kept files of which a manifest says nothing, relative to the state folder.
 
     Of an original and its copy only the original is named.
     """
@@ -251,15 +239,15 @@ def _linked_bytes(root: Folder, state: Folder, entry: ManifestEntry) -> bytes | 
         # A relative link is meant to be read where it came from.
         with root.below(entry.path.rpartition("/")[0]) as place:
             data = place.snapshot(entry.symlink, follow=True).data
-        return data if digest_of(data) == entry.original else None
+        return data if sha256(data) == entry.original else None
     return None
 
 
 def bytes_at(folder: Folder, relative: str, digest: str) -> bytes | None:
-    """Return the bytes of a file below a folder, None if they do not have this digest."""
+    """The bytes of a file below a folder, None if they do not have this digest."""
     parent, _, name = relative.rpartition("/")
     with passing_over(_UNUSABLE):
         with folder.below(parent) as inner:
             data = inner.snapshot(name).data
-        return data if digest_of(data) == digest else None
+        return data if sha256(data) == digest else None
     return None

@@ -13,11 +13,7 @@ PREFIX = ".vllm-eagle3-patch"
 
 
 def has_traces(root: Path) -> bool:
-    """Whether there is a state folder or a lock of ours, whole or not.
-
-    Args:
-        root: The directory that holds the package.
-    """
+    """Whether there is a state folder or a lock of ours, whole or not."""
     try:
         return any(name.startswith(PREFIX) for name in os.listdir(root))  # noqa: PTH208  no Path needed
     except OSError:

@@ -1,33 +1,21 @@
-"""What is no table: JSON, an error, and progress while something takes long."""
+"""What is going on, on standard error, while something takes long."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.ground.errors import PatchError
 from vllm_eagle3_patch.ground.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def print_json(document: Any) -> None:
-    """One JSON document on standard output; paths that are not UTF-8 stay escaped."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=True) + "\n")
-
-
-def print_error(error: PatchError) -> None:
-    """One line of what is wrong, one line of what to do."""
-    sys.stderr.write(f"error: {one_line(error.message)}\n  {one_line(error.hint)}\n")
-
-
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Tell on standard error what takes long: with a spinner on a terminal, else a plain line."""
+    """What tells it: with a spinner on a terminal, else a plain line each time."""
     stream = sys.stderr
     if stream is not None and stream.isatty() and not os.environ.get("NO_COLOR"):
         yield from _spinner()

@@ -1,38 +1,14 @@
-"""Which vLLM a command acts on, and what another run left in its way."""
+"""Another run in the way of a command: one in progress, or what an interrupted one left."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.ground.errors import BusyError, InterruptedRunError, PatchError
-from vllm_eagle3_patch.installation.find import Installation, find
+from vllm_eagle3_patch.ground.errors import BusyError, InterruptedRunError
 from vllm_eagle3_patch.transaction.state.presence import has_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-class Where(NamedTuple):
-    """Which vLLM, as the user named it."""
-
-    site_packages: Path | None = None
-    python: Path | None = None
-
-    def find(self, *, writing: bool = False) -> Installation:
-        """Find it (see ``installation/find.py``)."""
-        return find(site_packages=self.site_packages, python=self.python, writing=writing)
-
-
-@contextmanager
-def about(installation: Installation) -> Iterator[None]:
-    """Let an error say which vLLM it is about."""
-    try:
-        yield
-    except PatchError as error:
-        error.document["vllm"] = installation.document()
-        raise
 
 
 def in_the_way(root: Path) -> InterruptedRunError | BusyError | None:
