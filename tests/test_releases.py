@@ -18,7 +18,7 @@ from vllm_eagle3_patch.assess.survey import survey
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground import matrix
 from vllm_eagle3_patch.patches._discovery import all_patches
-from vllm_eagle3_patch.vllm_source import platforms
+from vllm_eagle3_patch.patches.deepseek_v32 import PLATFORM_MODEL, PLATFORM_OUTER, DeepseekV32
 from vllm_eagle3_patch.vllm_source.sources import Sources, Text, parse
 
 INTERFACE = (
@@ -233,10 +233,10 @@ def subjects(site_packages: Path) -> Iterator[tuple[str, Subject]]:
     deepseek = (site_packages / DEEPSEEK).read_bytes()
     interfaces = (site_packages / MODELS / "interfaces.py").read_bytes()
     yield DEEPSEEK, Subject(deepseek, extra_sources=[interfaces])
-    for path in platforms.all_platform_files(Sources(site_packages)):
+    for path in DeepseekV32().paths(Sources(site_packages)):
         source = (site_packages / path).read_bytes()
         extra = [deepseek, interfaces]
-        yield path, Subject(source, platforms.MODEL, platforms.OUTER, extra_sources=extra)
+        yield path, Subject(source, PLATFORM_MODEL, PLATFORM_OUTER, extra_sources=extra)
 
 
 def rules_broken(site_packages: Path) -> dict[tuple[str, str], str]:

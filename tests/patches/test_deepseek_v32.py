@@ -124,7 +124,7 @@ BOTH = (
 NOTE = """
 from vllm.models.deepseek_v32.nvidia.model import (
     DeepseekV32DecoderLayer,
-    DeepseekV32Model,
+    DeepseekV32ForCausalLM,
 )
 """
 

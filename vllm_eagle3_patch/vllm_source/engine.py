@@ -62,7 +62,6 @@ class TargetClass:
         default_layers: Expressions of ``num_layers``: the ids that the model names by default.
         first_id: Whether id 0 works.
         last_id: Whether id ``num_layers`` works.
-        checks_ids: Whether ids outside the layers are refused with an error that names them.
         relays: Whether states of earlier pipeline stages reach the last one.
         float16_scaling: Whether the decoder layer scales its residual stream in float16.
         partial_sums: Whether a captured state is one tensor-parallel rank's part of the sum.
@@ -77,7 +76,6 @@ class TargetClass:
     default_layers: tuple[str, ...] = DEFAULT_LAYERS
     first_id: bool = False
     last_id: bool = False
-    checks_ids: bool = False
     relays: bool = False
     float16_scaling: bool = False
     partial_sums: bool = False
@@ -139,7 +137,6 @@ class Engine:
         own_backend: Whether a draft model without MLA is kept from an MLA backend
             (the patch ``draft-attention-backend``).
         backend_option: Whether ``speculative_config.attention_backend`` exists.
-        backend_by_environment: Whether the backend is set by ``VLLM_ATTENTION_BACKEND`` only.
         forced_backends: MLA backends that vLLM itself sets on Blackwell.
         one_page_size: Whether the KV cache manager knows one page size only.
         raises_positions: Whether a draft model's ``max_position_embeddings`` is raised to the
@@ -175,7 +172,6 @@ class Engine:
     refuses_backend: bool = False
     own_backend: bool = False
     backend_option: bool = False
-    backend_by_environment: bool = False
     forced_backends: tuple[str, ...] = ()
     one_page_size: bool = False
     raises_positions: bool = False
