@@ -25,10 +25,8 @@ class DraftClass:
     """What the class of a draft model does, read from its file.
 
     Attributes:
-        path: The file.
         keys: The keys of the draft model's config that the file reads at the top level.
         nested_keys: Those that it reads under ``eagle_config``.
-        mla: Whether its attention is MLA.
         counts_states: Whether it reads how many aux hidden states its ``fc`` takes; else three.
         own_quantization: Whether its layers are quantized as the draft model is, not the target.
         refuses_embeddings: Whether it raises an error for a multimodal target's embeddings.
@@ -87,9 +85,7 @@ class NewerRunner:
     """The runner under ``vllm/v1/worker/gpu`` (0.12.0 on; 0.17.0 on it knows EAGLE-3).
 
     Attributes:
-        keys: The places where it looks for layer ids, in order.
         everywhere: Whether it is the default for every model.
-        architectures: The architectures that it is the default for.
         dense: Whether it is the default for every model that is no mixture of experts.
         plain_only: Whether those architectures count only unquantized and without experts.
         leaves: Features for which the V1 runner takes over: ``pipeline-parallel``,
@@ -119,7 +115,6 @@ class Engine:
         mtp_architectures: The architecture that such an MTP type is given.
         detection: Parts of a draft model's name and the method that each means, in order.
         draft_architectures: By architecture of the registry, the file of a draft model's class.
-        draft_classes: By file, what the class does.
         targets: By architecture, what a target's class does. From an installation the one that
             was asked for; from the matrix all that have the interface or belong to the family.
         config_types: The model types that vLLM has a config class of its own for.
