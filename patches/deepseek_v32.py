@@ -4,7 +4,7 @@ The ``DeepseekV32ForCausalLM`` of vllm/models/deepseek_v32/nvidia/model.py and a
 inherits ``SupportsEagle3`` from ``DeepseekV2ForCausalLM``, but its model is not
 ``DeepseekV2Model``. If the forward of its own never collected, a server would start, and the draft
 model would get nothing. Which of these files a release uses:
-vllm_eagle3_patch/vllm_source/platforms.py.
+vllm_eagle3_patch/vllm_source/registry.py.
 
 Every published release collects in each of them (vLLM wrote them so: 0.25.0 NVIDIA, 0.27.0 AMD),
 so there is nothing to add. A file that does not is refused with an error that names it, and the
@@ -20,7 +20,8 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches.deepseek_v2 import OUTER, collects
-from vllm_eagle3_patch.vllm_source import platforms, syntax
+from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
+
+PLATFORM_OUTER = "DeepseekV32ForCausalLM"
+PLATFORM_MODEL = "DeepseekV32Model"
 
 
 class PlatformCodemod(AnchoredCodemod):
@@ -43,7 +47,7 @@ class PlatformCodemod(AnchoredCodemod):
             AnchorNotFoundError: Always: it is called for a file that does not collect.
         """
         anchor = "a forward that collects aux hidden states, as in every published release"
-        self.only((), anchor, f"{platforms.OUTER} with {platforms.MODEL}")
+        self.only((), anchor, f"{PLATFORM_OUTER} with {PLATFORM_MODEL}")
 
 
 class DeepseekV32(Patch):
@@ -56,7 +60,9 @@ class DeepseekV32(Patch):
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The platforms' files that a model of the family is taken from."""
-        return platforms.all_platform_files(sources)
+        registry = Registry(sources)
+        files = (path for model in FAMILY for path in registry.platform_files(model))
+        return tuple(dict.fromkeys(files))
 
     def codemod(self, path: str = "") -> type[AnchoredCodemod]:
         """See :class:`PlatformCodemod`."""
@@ -71,8 +77,8 @@ class DeepseekV32(Patch):
         protocol: bool = True,
     ) -> bool:
         """The outer class inherits the interface and uses the model, whose forward collects."""
-        outer = syntax.find_class(module, platforms.OUTER)
-        inner = syntax.find_class(module, platforms.MODEL)
+        outer = syntax.find_class(module, PLATFORM_OUTER)
+        inner = syntax.find_class(module, PLATFORM_MODEL)
         return (
             outer is not None
             and OUTER in syntax.base_names(outer)
@@ -90,7 +96,7 @@ def not_collecting(sources: Sources, model: FamilyModel) -> tuple[str, ...]:
     patch = DeepseekV32()
     return tuple(
         path
-        for path in platforms.platform_files(sources, model.architecture)
+        for path in Registry(sources).platform_files(model)
         if not patch.holds(sources.module(path), (model,), path=path)
     )
 
@@ -99,5 +105,5 @@ def _sets_model(statement: ast.stmt) -> bool:
     return (
         isinstance(statement, ast.Assign)
         and syntax.last_name(statement.targets[0]) == "model_cls"
-        and syntax.last_name(statement.value) == platforms.MODEL
+        and syntax.last_name(statement.value) == PLATFORM_MODEL
     )

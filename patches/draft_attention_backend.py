@@ -27,8 +27,8 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
-from vllm_eagle3_patch.vllm_source import syntax
-from vllm_eagle3_patch.vllm_source.paths import ATTENTION_SELECTORS, CUDA
+from vllm_eagle3_patch.vllm_source.backends import keeps_mla_from_others, refuses_backend
+from vllm_eagle3_patch.vllm_source.paths import ATTENTION_SELECTORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-REFUSAL = b"Selected backend {selected_backend} is not valid"
 SELECTS = b"def get_attn_backend("
 
 FUNCTION = "own_backend_of_draft_model"
@@ -118,7 +117,7 @@ class DraftAttentionBackend(Patch):
 
     def paths(self, sources: Sources) -> tuple[str, ...]:
         """The selector, where a backend that does not fit a layer is refused."""
-        if REFUSAL not in (sources.read(CUDA) or b""):
+        if not refuses_backend(sources):
             return ()
         return tuple(p for p in ATTENTION_SELECTORS if SELECTS in (sources.read(p) or b""))
 
@@ -139,37 +138,4 @@ class DraftAttentionBackend(Patch):
         Not so in any release of vLLM's: the V1 runner of 0.21.0 sets nothing for a draft model, but
         the runner under v1/worker/gpu passes here too.
         """
-        functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-        readers = [node for node in functions if _is_told_mla(node)]
-        reads = [node for reader in readers for node in ast.walk(reader) if _is_read(node)]
-        decided = [
-            argument
-            for function in functions
-            if _decides(function)
-            for reader in readers
-            for call in syntax.calls(reader, function.name)
-            for argument in call.args
-            if any(syntax.last_name(other) == "use_mla" for other in call.args)
-        ]
-        return bool(reads) and all(read in decided for read in reads)
-
-
-def _is_told_mla(function: ast.FunctionDef) -> bool:
-    return any(argument.arg == "use_mla" for argument in function.args.args)
-
-
-def _is_read(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and (
-        syntax.same(node, "envs.VLLM_ATTENTION_BACKEND")
-        or (node.attr == "backend" and syntax.last_name(node.value) == "attention_config")
-    )
-
-
-def _decides(function: ast.FunctionDef) -> bool:
-    """Whether it asks for MLA, the layer's and the target's, and then returns another backend."""
-    return syntax.mentions(function, "use_mla") and any(
-        isinstance(node, ast.Return)
-        and node.value is not None
-        and syntax.last_name(node.value) != function.args.args[0].arg
-        for node in ast.walk(function)
-    )
+        return keeps_mla_from_others(module)

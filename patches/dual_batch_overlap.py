@@ -23,8 +23,8 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
-from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import MICRO_BATCHES
+from vllm_eagle3_patch.vllm_source.runner import JOINING_METHODS, joins_lists
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
 WRAPPER = "UBatchWrapper"
-METHODS = ("_capture_ubatches", "_run_ubatches")
 
 FUNCTION = "_cat_ubatch_outputs"
 CONCATENATE = f'''
@@ -68,7 +67,10 @@ class DualBatchOverlapCodemod(AnchoredCodemod):
     """One function that concatenates whatever a model returns, called in both places."""
 
     patch: ClassVar[str] = "dual-batch-overlap"
-    looks_into: ClassVar[tuple[str, ...]] = (FUNCTION, *(f"{WRAPPER}.{name}" for name in METHODS))
+    looks_into: ClassVar[tuple[str, ...]] = (
+        FUNCTION,
+        *(f"{WRAPPER}.{name}" for name in JOINING_METHODS),
+    )
 
     def edit(self, module: cst.Module) -> None:
         """Find both concatenations, or the function of vLLM's own that is called there."""
@@ -78,7 +80,7 @@ class DualBatchOverlapCodemod(AnchoredCodemod):
             self._mend(self.only(functions, f"def {FUNCTION}", "the module"))
             return
         wrapper = self.only_class(module, WRAPPER)
-        for name in METHODS:
+        for name in JOINING_METHODS:
             found = find_all(self.only_method(wrapper, name), _cat("sorted_results"))
             call = self.only(found, "torch.cat(sorted_results, dim=0)", f"{WRAPPER}.{name}")
             self.change(call, _through_function)
@@ -134,21 +136,4 @@ class DualBatchOverlap(Patch):
         protocol: bool = True,
     ) -> bool:
         """Both methods concatenate by a function that takes lists apart, and lists in tuples."""
-        wrapper = syntax.find_class(module, WRAPPER)
-        nested = [
-            node.name
-            for node in module.body
-            if isinstance(node, ast.FunctionDef) and _takes_lists_apart(node)
-        ]
-        return wrapper is not None and all(
-            not any(syntax.calls(method or wrapper, "cat"))
-            and any(any(syntax.calls(method or wrapper, name)) for name in nested)
-            for method in (syntax.find_method(wrapper, name) for name in METHODS)
-        )
-
-
-def _takes_lists_apart(function: ast.FunctionDef) -> bool:
-    """Whether a function knows lists, and calls itself for what is in them."""
-    return any(syntax.calls(function, function.name)) and any(
-        syntax.mentions(call, "list") for call in syntax.calls(function, "isinstance")
-    )
+        return joins_lists(module)

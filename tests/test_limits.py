@@ -1,6 +1,5 @@
 """Each limit both ways, read from packages of one or two files."""
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -8,13 +7,16 @@ import pytest
 from fake_package import write_package
 from vllm_eagle3_patch.assess import limit_messages, limits
 from vllm_eagle3_patch.ground import matrix
-from vllm_eagle3_patch.ground.errors import UnsupportedError
 from vllm_eagle3_patch.ground.family import FamilyModel, select_models
-from vllm_eagle3_patch.vllm_source.sources import Sources
+from vllm_eagle3_patch.vllm_source.read_engine import read_family
+from vllm_eagle3_patch.vllm_source.registry import Registry
 
 DENSE, SPARSE = (select_models((name,))[0] for name in ("deepseek_v3", "deepseek_v32"))
 
+REGISTRY = "model_executor/models/registry.py"
 DEEPSEEK = "model_executor/models/deepseek_v2.py"
+KV_CACHE = "v1/core/kv_cache_utils.py"
+SPECULATIVE = "config/speculative.py"
 UBATCH = "v1/worker/gpu_ubatch_wrapper.py"
 SELECTOR = "v1/attention/selector.py"
 CUDA = "platforms/cuda.py"
@@ -23,6 +25,7 @@ CONFIG = "config/vllm.py"
 PROPOSER = "v1/spec_decode/llm_base_proposer.py"
 OLDER_PROPOSER = "v1/spec_decode/eagle.py"
 NEWER_RUNNER = "v1/worker/gpu/spec_decode/eagle/utils.py"
+NEWER_LAYER_IDS = "v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
 
 REFUSES = """
 class CudaPlatform:
@@ -34,25 +37,34 @@ def get_attn_backend(head_size, use_mla=False):
     return choose(get_current_vllm_config().attention_config.backend)
 """
 
+ARCHITECTURES = ("DeepseekV2ForCausalLM", DENSE.architecture, SPARSE.architecture)
+CLASS = ("deepseek_v2", "DeepseekV2ForCausalLM")
+MODEL = """
+class DeepseekV2Model(nn.Module):
+    supports_aux_hidden_states_over_pp = True
+
+class DeepseekV2ForCausalLM(nn.Module):
+    model_cls = DeepseekV2Model
+"""
+
+
+def layer(body: str, name: str = "forward") -> str:
+    return f"class DeepseekV2DecoderLayer(nn.Module):\n    def {name}(self):\n        {body}\n"
+
+
 # Nothing in these files holds any limit.
 UNLIMITED = {
-    DEEPSEEK: """
-class DeepseekV2DecoderLayer(nn.Module):
-    def forward(self, hidden_states):
-        return hidden_states
-
-class DeepseekV2Model(nn.Module):
-    def forward(self, hidden_states, residual, aux_hidden_states):
-        return IntermediateTensors(
-            {"hidden_states": hidden_states, "residual": residual, "aux": aux_hidden_states}
-        )
-""",
+    REGISTRY: f"MODELS = {dict.fromkeys(ARCHITECTURES, CLASS)}\n",
+    DEEPSEEK: MODEL + layer("return hidden_states"),
+    SPECULATIVE: "class SpeculativeConfig:\n    pass\n",
+    KV_CACHE: "class UniformTypeKVCacheSpecs:\n    pass\n",
     SELECTOR: SELECTS,
     CUDA: REFUSES,
     RUNNER: """
 class GPUModelRunner:
     def _get_eagle3_aux_layers_from_config(self):
-        return getattr(self.hf_config, "eagle_config", None)
+        eagle_config = getattr(self.hf_config, "eagle_config", None)
+        return eagle_config.get("eagle_aux_hidden_state_layer_ids")
 """,
     CONFIG: "class VllmConfig:\n    pass\n",
     PROPOSER: """
@@ -64,6 +76,7 @@ class Proposer:
         return get_model(vllm_config=self._create_draft_vllm_config())
 """,
     OLDER_PROPOSER: "class EagleProposer(Proposer):\n    pass\n",
+    NEWER_LAYER_IDS: "def get_eagle3_aux_layers_from_config(config):\n    return None\n",
     NEWER_RUNNER: "def load_eagle_model(config):\n    return get_model(vllm_config=config)\n",
 }
 
@@ -73,31 +86,23 @@ def codes(
 ) -> tuple[str, ...]:
     """The limits of a package like the above but for some files; None: not there."""
     present = {name: text for name, text in {**UNLIMITED, **files}.items() if text is not None}
-    return limits.limits_of(write_package(folder, present), model)
+    package = write_package(folder, present)
+    return limits.limits_of(read_family(package, Registry(package)), model)
 
 
 def test_a_package_without_any_limit(tmp_path: Path) -> None:
     assert codes(tmp_path, {}) == ()
 
 
-def stage(tensors: str) -> str:
-    forward = f"    def forward(self, hidden_states, residual):\n        return {tensors}\n"
-    return f"class DeepseekV2Model(nn.Module):\n{forward}"
-
-
 @pytest.mark.parametrize(
     ("source", "limited"),
     [
-        (
-            stage('IntermediateTensors({"hidden_states": hidden_states, "residual": residual})'),
-            True,
-        ),
-        (stage('IntermediateTensors({"hidden_states": hidden_states})'), True),
-        (stage('IntermediateTensors({"hidden_states": hidden_states, "aux": aux})'), False),
-        (stage("hidden_states"), False),
-        ("", False),
+        (MODEL, False),
+        (MODEL.replace("True", "False"), True),
+        (MODEL.replace("supports", "admits"), True),
+        ("", True),
     ],
-    ids=["both", "one", "and aux", "no stages", "no class"],
+    ids=["relays", "does not", "says nothing", "no class"],
 )
 def test_pipeline_parallel(tmp_path: Path, source: str, limited: bool) -> None:
     assert ("pipeline-parallel" in codes(tmp_path, {DEEPSEEK: source})) is limited
@@ -265,23 +270,22 @@ def runner(body: str, name: str = "_get_eagle3_aux_layers_from_config") -> str:
     return f"class GPUModelRunner:\n    def {name}(self):\n        {body}\n"
 
 
+NESTED = "config = hf_config['eagle_config']; return config.get('eagle_aux_hidden_state_layer_ids')"
+
+
 @pytest.mark.parametrize(
     ("source", "limited"),
     [
         (runner("return hf_config.eagle_aux_hidden_state_layer_ids"), True),
-        (runner("return hf_config['eagle_config']", "other"), True),
-        (runner('"""eagle_config is not read."""'), True),
+        (runner(NESTED, "other"), True),
+        (runner(f'"""{NESTED}"""'), True),
         (None, True),
-        (runner("return getattr(hf_config, 'eagle_config', None)"), False),
+        (runner(NESTED), False),
     ],
     ids=["top level", "another function", "docstring", "no runner", "nested"],
 )
 def test_nested_layer_ids(tmp_path: Path, source: str | None, limited: bool) -> None:
     assert ("nested-layer-ids" in codes(tmp_path, {RUNNER: source})) is limited
-
-
-def layer(body: str, name: str = "forward") -> str:
-    return f"class DeepseekV2DecoderLayer(nn.Module):\n    def {name}(self):\n        {body}\n"
 
 
 @pytest.mark.parametrize(
@@ -293,15 +297,15 @@ def layer(body: str, name: str = "forward") -> str:
         (layer("if x.dtype == float16: x *= self.routed_scaling_factor", "run"), False),
         ("", False),
     ],
-    ids=["scales", "another factor", "any type", "another method", "no class"],
+    ids=["scales", "another factor", "any type", "another method", "no layer"],
 )
 def test_float16(tmp_path: Path, source: str, limited: bool) -> None:
-    assert ("float16" in codes(tmp_path, {DEEPSEEK: source})) is limited
+    assert ("float16" in codes(tmp_path, {DEEPSEEK: MODEL + source})) is limited
 
 
 def test_all_of_them_in_the_contracts_order(tmp_path: Path) -> None:
     files = {
-        DEEPSEEK: stage('IntermediateTensors({"hidden_states": hidden_states})')
+        DEEPSEEK: MODEL.replace("True", "False")
         + layer("x *= 1.0 / self.routed_scaling_factor if float16 else 1"),
         UBATCH: wrapper("", "torch.cat"),
         CUDA: platform(FORCES),
@@ -336,23 +340,3 @@ def test_what_is_left_after_patching_is_not_said_to_be_mended_by_it() -> None:
 def test_a_limit_that_remains_says_what_still_fails(code: str, patch: str, left: str) -> None:
     assert "mends that" in limit_messages.message(code, ())
     assert left in limit_messages.message(code, (patch, "deepseek-v2"))
-
-
-def test_a_package_without_the_model_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"deepseek_v2\.py is missing"):
-        codes(tmp_path, {DEEPSEEK: None})
-
-
-def test_the_evidence_is_every_file_that_is_read(tmp_path: Path) -> None:
-    """Beside the files of patches, which are pinned for themselves."""
-    everything = {**UNLIMITED, UBATCH: wrapper("", "torch.cat"), CONFIG: NEWER_BY_DEFAULT}
-    sources = write_package(tmp_path, everything)
-    read: set[str] = set()
-
-    class Recorded(Sources):
-        def module(self, path: str) -> ast.Module:
-            read.add(path)
-            return super().module(path)
-
-    limits.limits_of(Recorded(sources.root), DENSE)
-    assert read == {*limits.EVIDENCE, f"vllm/{SELECTOR}", f"vllm/{UBATCH}"}

@@ -18,7 +18,7 @@ from vllm_eagle3_patch.assess.survey import survey
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground import matrix
 from vllm_eagle3_patch.patches._discovery import all_patches
-from vllm_eagle3_patch.vllm_source import platforms
+from vllm_eagle3_patch.patches.deepseek_v32 import PLATFORM_MODEL, PLATFORM_OUTER, DeepseekV32
 from vllm_eagle3_patch.vllm_source.sources import Sources, Text, parse
 
 INTERFACE = (
@@ -93,7 +93,7 @@ def test_patchable(name: str, tmp_path: Path) -> None:
     }
     assert fresh.document["state"] == "patchable"
     assert not any(model["ready"] for model in fresh.document["models"])
-    assert facts_of(fresh) == as_read(site_packages)
+    assert facts_of(fresh) == as_read(name, site_packages)
     planned = called("apply", site_packages, 1, "--dry-run")
     assert snapshot(site_packages) == before, "check or a dry run wrote something"
 
@@ -105,7 +105,7 @@ def test_patchable(name: str, tmp_path: Path) -> None:
     assert ready == {m.architecture for m in pins(name).models if m.support == "patch"}
     assert {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"} <= ready
     assert (f"{MODELS}/kimi_k25.py" in before) == ("KimiK25ForConditionalGeneration" in ready)
-    assert facts_of(applied) == as_read(site_packages)
+    assert facts_of(applied) == as_read(name, site_packages)
     assert as_old_python_reads_it(name, site_packages, applied)
     assert rules_broken(site_packages) == {}
     assert admits_the_family(site_packages)
@@ -128,7 +128,7 @@ def test_interface_only(name: str, tmp_path: Path) -> None:
     fresh = called("check", site_packages, 4)
     assert fresh.document["release"]["support"] == "interface"
     assert fresh.document["release"]["reason"]
-    assert facts_of(fresh) == as_read(site_packages)
+    assert facts_of(fresh) == as_read(name, site_packages)
     assert called("apply", site_packages, 4).document["changed"] == []
     assert snapshot(site_packages) == before
     applied = called("apply", site_packages, 0, "--interface-only")
@@ -138,7 +138,7 @@ def test_interface_only(name: str, tmp_path: Path) -> None:
     assert admits_the_family(site_packages)
     afterwards = called("check", site_packages, 4)
     assert afterwards.document["state"] == "patched"
-    assert facts_of(afterwards) == as_read(site_packages)
+    assert facts_of(afterwards) == as_read(name, site_packages)
     assert not any(model["ready"] for model in afterwards.document["models"])
     assert called("check", site_packages, 0, "--interface-only")
     called("revert", site_packages, 0)
@@ -158,7 +158,7 @@ def test_native(name: str, tmp_path: Path) -> None:
     ready = {m["architecture"] for m in fresh.document["models"] if m["ready"]}
     assert ready == {m.architecture for m in pins(name).models if m.support == "native"}
     assert {"DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration"} <= ready
-    assert facts_of(fresh) == as_read(site_packages)
+    assert facts_of(fresh) == as_read(name, site_packages)
     broken = rules_broken(site_packages)
     assert not {rule for _, rule in broken} & set(NATIVE_RULES)
     assert all(rule == "first" or rule in HARDENED for _, rule in broken)
@@ -167,7 +167,7 @@ def test_native(name: str, tmp_path: Path) -> None:
     assert digests(applied) == {path: pin.patched for path, pin in pins(name).files.items()}
     assert all(model["ready"] for model in applied.document["models"])
     assert not {DEEPSEEK, "vllm/v1/worker/gpu_model_runner.py"} & set(applied.document["changed"])
-    assert facts_of(applied) == as_read(site_packages)
+    assert facts_of(applied) == as_read(name, site_packages)
 
     hardened = called("apply", site_packages, 0, "--harden")
     assert digests(hardened) == {path: pin.hardened for path, pin in pins(name).files.items()}
@@ -211,9 +211,21 @@ def facts_of(ended: Ended) -> set[tuple[object, ...]]:
     }
 
 
-def as_read(site_packages: Path) -> set[tuple[object, ...]]:
-    """The same, read from the source now and not taken from the matrix."""
-    facts: tuple[ModelFacts, ...] = survey(Sources(site_packages))
+def as_read(name: str, site_packages: Path) -> set[tuple[object, ...]]:
+    """The same, read from the source now and not taken from the matrix.
+
+    Only from files that the matrix pins: else a change of another would go unnoticed.
+    """
+    parsed: set[str] = set()
+
+    class Recorded(Sources):
+        def module(self, path: str) -> ast.Module:
+            parsed.add(path)
+            return super().module(path)
+
+    facts: tuple[ModelFacts, ...] = survey(Recorded(site_packages))
+    release = pins(name)
+    assert parsed <= {*release.files, *release.evidence}
     return {(f.architecture, f.missing, f.reason, f.limits) for f in facts}
 
 
@@ -233,10 +245,10 @@ def subjects(site_packages: Path) -> Iterator[tuple[str, Subject]]:
     deepseek = (site_packages / DEEPSEEK).read_bytes()
     interfaces = (site_packages / MODELS / "interfaces.py").read_bytes()
     yield DEEPSEEK, Subject(deepseek, extra_sources=[interfaces])
-    for path in platforms.all_platform_files(Sources(site_packages)):
+    for path in DeepseekV32().paths(Sources(site_packages)):
         source = (site_packages / path).read_bytes()
         extra = [deepseek, interfaces]
-        yield path, Subject(source, platforms.MODEL, platforms.OUTER, extra_sources=extra)
+        yield path, Subject(source, PLATFORM_MODEL, PLATFORM_OUTER, extra_sources=extra)
 
 
 def rules_broken(site_packages: Path) -> dict[tuple[str, str], str]:
@@ -313,4 +325,5 @@ def test_stock_forward_fails_the_rules_about_layer_ids(name: str) -> None:
 def test_every_release_pins_its_record() -> None:
     for name in matrix.names():
         marker = (fetch(name) / ".record-sha256").read_text().strip()
-        assert marker == pins(name).record_sha256
+        pinned = (matrix.RELEASES / f"{name}.toml").read_text(encoding="utf-8")
+        assert f'\nrecord_sha256 = "{marker}"\n' in pinned

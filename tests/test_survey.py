@@ -6,9 +6,14 @@ import pytest
 
 from fake_package import write_package
 from vllm_eagle3_patch.assess import survey
+from vllm_eagle3_patch.assess.limits import engine_reason
 from vllm_eagle3_patch.assess.model_facts import ModelFacts
 from vllm_eagle3_patch.ground.errors import AnchorNotFoundError, UnsupportedError
 from vllm_eagle3_patch.ground.family import FAMILY, select_models
+from vllm_eagle3_patch.vllm_source import registry
+from vllm_eagle3_patch.vllm_source.engine import Engine
+from vllm_eagle3_patch.vllm_source.read_engine import read_family
+from vllm_eagle3_patch.vllm_source.registry import Registry
 
 REGISTRY = "model_executor/models/registry.py"
 DEEPSEEK = "model_executor/models/deepseek_v2.py"
@@ -27,7 +32,7 @@ READY = {
     REGISTRY: """
 _TEXT_MODELS = {
     "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
-    "DeepseekV3ForCausalLM": ("deepseek_v2", "DeepseekV3ForCausalLM"),
+    "DeepseekV3ForCausalLM": ("deepseek_v2", "DeepseekV2ForCausalLM"),
 }
 _MULTIMODAL_MODELS = {
     "KimiK25ForConditionalGeneration": ("kimi_k25", "KimiK25ForConditionalGeneration"),
@@ -38,6 +43,7 @@ from .interfaces import SupportsEagle3
 
 class DeepseekV2Model(nn.Module):
     aux_hidden_state_layers = ()
+    supports_aux_hidden_states_over_pp = True
 
     def forward(self, hidden_states):
         aux_hidden_states = []
@@ -46,7 +52,9 @@ class DeepseekV2Model(nn.Module):
                 aux_hidden_states.append(hidden_states)
         return hidden_states, aux_hidden_states
 
-class DeepseekV2ForCausalLM(SupportsEagle3):{METHODS}
+class DeepseekV2ForCausalLM(SupportsEagle3):
+    model_cls = DeepseekV2Model
+{METHODS}
 """,
     KIMI: f"""
 from .interfaces import SupportsEagle3
@@ -73,7 +81,8 @@ class EagleProposer:
     KV_CACHE: "class UniformTypeKVCacheSpecs: pass\n",
     "v1/worker/gpu_model_runner.py": """
 def _get_eagle3_aux_layers_from_config(self):
-    return self.hf_config.get("eagle_config")
+    eagle_config = self.hf_config.get("eagle_config")
+    return eagle_config.get("eagle_aux_hidden_state_layer_ids")
 """,
 }
 
@@ -153,9 +162,8 @@ def test_what_each_model_lacks(
 
 
 def test_limits_are_the_models_own(tmp_path: Path) -> None:
-    hands_on = "aux_hidden_states = []\n        IntermediateTensors({'hidden_states': 1})"
     found = facts(
-        tmp_path, {DEEPSEEK: READY[DEEPSEEK].replace("aux_hidden_states = []", hands_on, 1)}
+        tmp_path, {DEEPSEEK: READY[DEEPSEEK].replace("_over_pp = True", "_over_pp = False")}
     )
     assert found["DeepseekV3ForCausalLM"].limits == ("pipeline-parallel",)
 
@@ -170,10 +178,10 @@ def test_a_registered_model_whose_file_is_elsewhere_is_not_ready(tmp_path: Path)
 
 def test_models_in_the_familys_order(tmp_path: Path) -> None:
     names = [model.architecture for model in FAMILY]
-    source = f"_MODELS = {dict.fromkeys(reversed(names))}\n"
+    source = f"_MODELS = {dict.fromkeys(reversed(names), ('module', 'Class'))}\n"
     language_models = [m.wrapper.language_model.path for m in FAMILY if m.wrapper is not None]
     files = {REGISTRY: source, **{p.removeprefix("vllm/"): "" for p in language_models}}
-    assert survey.shipped(write_package(tmp_path, files)) == FAMILY
+    assert Registry(write_package(tmp_path, files)).family_models() == FAMILY
 
 
 def test_a_wrapper_whose_language_model_is_not_there_is_no_model_of_the_family(
@@ -181,7 +189,7 @@ def test_a_wrapper_whose_language_model_is_not_there_is_no_model_of_the_family(
 ) -> None:
     """Pixtral is older than Mistral-Large-3, which alone makes it one."""
     source = '_MODELS = {"PixtralForConditionalGeneration": ("pixtral", "Pixtral")}\n'
-    assert survey.shipped(write_package(tmp_path, {REGISTRY: source, DEEPSEEK: ""})) == ()
+    assert Registry(write_package(tmp_path, {REGISTRY: source, DEEPSEEK: ""})).family_models() == ()
 
 
 @pytest.mark.parametrize(
@@ -196,12 +204,12 @@ def test_a_wrapper_whose_language_model_is_not_there_is_no_model_of_the_family(
 )
 def test_no_model_of_the_family(tmp_path: Path, source: str) -> None:
     sources = write_package(tmp_path, {REGISTRY: source})
-    assert survey.shipped(sources) == ()
+    assert Registry(sources).family_models() == ()
     assert survey.survey(sources) == ()
 
 
 def test_no_registry(tmp_path: Path) -> None:
-    assert survey.shipped(write_package(tmp_path, {"__init__.py": ""})) == ()
+    assert Registry(write_package(tmp_path, {"__init__.py": ""})).family_models() == ()
 
 
 def test_a_registry_that_is_not_python(tmp_path: Path) -> None:
@@ -242,15 +250,15 @@ def test_why_the_engine_cannot_run_it(
 ) -> None:
     present = {name: text for name, text in {**READY, **files}.items() if text is not None}
     package = write_package(tmp_path, present)
+    engine = read_family(package, Registry(package))
     for model, reason in ((TEXT_MODEL, text_model), (WRAPPER, wrapper)):
-        found = survey.engine_reason(package, model)
+        found = engine_reason(engine, model)
         assert found is None if reason is None else reason in (found or "")
         assert "\n" not in (found or "")
 
 
-def test_an_engine_that_knows_one_page_size_says_what_works_instead(tmp_path: Path) -> None:
-    found = survey.engine_reason(write_package(tmp_path, {KV_CACHE: ""}), TEXT_MODEL)
-    assert "VLLM_MLA_DISABLE=1" in (found or "")
+def test_an_engine_that_knows_one_page_size_says_what_works_instead() -> None:
+    assert "VLLM_MLA_DISABLE=1" in (engine_reason(Engine(one_page_size=True), TEXT_MODEL) or "")
 
 
 def test_an_engines_reason_is_every_models(tmp_path: Path) -> None:
@@ -273,15 +281,9 @@ ORPHAN = FAMILY[1]._replace(architecture="OrphanForCausalLM", requires=("deepsee
 def test_a_model_whose_patch_does_not_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_cache: str
 ) -> None:
-    monkeypatch.setattr(survey, "FAMILY", (ORPHAN,))
-    registry = '_MODELS = {"OrphanForCausalLM": 1}\n'
-    model = facts(tmp_path, {REGISTRY: registry, KV_CACHE: kv_cache})["OrphanForCausalLM"]
+    monkeypatch.setattr(registry, "FAMILY", (ORPHAN,))
+    models = '_MODELS = {"OrphanForCausalLM": ("orphan", "Orphan")}\n'
+    model = facts(tmp_path, {REGISTRY: models, KV_CACHE: kv_cache})["OrphanForCausalLM"]
     assert model.missing == ("none",)
     assert model.reason == "OrphanForCausalLM lacks none, and no patch adds that"
     assert (model.engine, model.interface, model.ready) == (False, False, False)
-
-
-def test_the_evidence_is_every_file_that_is_read() -> None:
-    files = {f"vllm/{name}" for name in (REGISTRY, KV_CACHE, DRAFT_MODEL)}
-    assert files < set(survey.EVIDENCE)
-    assert list(survey.EVIDENCE) == sorted(set(survey.EVIDENCE))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.fetch_release import fetch
+from vllm_eagle3_patch.assess.limits import engine_reason, limits_of
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
 from vllm_eagle3_patch.ground import matrix
 from vllm_eagle3_patch.ground.errors import UnsupportedError
@@ -47,22 +48,6 @@ def missing(engine: Engine, model: FamilyModel) -> set[str]:
     return found
 
 
-def limits(engine: Engine, model: FamilyModel) -> set[str]:
-    kind = engine.targets[model.architecture]
-    found = set()
-    if not kind.relays:
-        found.add("pipeline-parallel")
-    if engine.dual_batch_overlap == "fails":
-        found.add("dual-batch-overlap")
-    if kind.float16_scaling:
-        found.add("float16")
-    if kind.partial_sums:
-        found.add("platform")
-    if "eagle_config" not in engine.keys:
-        found.add("nested-layer-ids")
-    return found
-
-
 def models_of(release: Release) -> list[tuple[ModelPin, FamilyModel]]:
     by_name = {model.architecture: model for model in FAMILY}
     return [(pin, by_name[pin.architecture]) for pin in release.models]
@@ -73,13 +58,14 @@ def test_the_family_is_read_as_the_survey_reads_it(release: Release) -> None:
     table, changes = matrix.load_doctor(release.name)
     stock = Engine.of_table(table)
     patched = stock.with_changes(changes)
-    not_compared = {"forced-mla-backend", "blackwell"}
     for pin, model in models_of(release):
         assert missing(stock, model) == set(pin.missing), model.architecture
-        assert limits(stock, model) == set(pin.limits) - not_compared, model.architecture
+        assert limits_of(stock, model) == pin.limits, model.architecture
+        if pin.support != "unsupported":
+            assert engine_reason(stock, model) == pin.reason, model.architecture
         if pin.support == "patch":
             assert missing(patched, model) == set(pin.missing_patched), model.architecture
-            assert limits(patched, model) == set(pin.limits_patched) - not_compared
+            assert limits_of(patched, model) == pin.limits_patched, model.architecture
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.name)

@@ -125,6 +125,7 @@ DOTS3_NOTE = "vllm/models/dots3_note/nvidia/model.py"
 NOTE = """
 from vllm.models.deepseek_v32.nvidia.model import (
     DeepseekV32DecoderLayer,
+    DeepseekV32ForCausalLM,
     DeepseekV32Model,
 )
 """

@@ -53,11 +53,8 @@ class Assessment(NamedTuple):
     """Everything that is known of an installation before anything is decided.
 
     Attributes:
-        installation: The vLLM in question.
-        sources: Its files.
         manifest: What our state folder says, None without one or if it is corrupt.
         release: The release that it is by content, None if it is none of the matrix.
-        files: The files concerned.
         facts: What holds for each model that it ships.
         problems: What a user should know, whatever is decided.
     """

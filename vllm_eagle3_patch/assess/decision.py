@@ -45,7 +45,6 @@ class Plan(NamedTuple):
     Attributes:
         exit_code: 0 nothing to do, 1 there is, else why it cannot be done.
         state: The installation's state in one word, as in the JSON of ``check``.
-        changes: What would be written.
         before: The bytes now in each file that would be written.
         problems: Why it cannot be done, if so.
         candidates: The models in question.

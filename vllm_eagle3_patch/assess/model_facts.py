@@ -9,8 +9,6 @@ class ModelFacts(NamedTuple):
     """What holds for one model.
 
     Attributes:
-        architecture: Its name in vLLM's registry.
-        model_types: The config types that name it.
         missing: The names of the patches that it lacks.
         reason: Why no patch makes it ready, or None.
         engine: Whether that reason is the engine's and not the model's.

@@ -43,9 +43,7 @@ class Weights:
     """What the headers of a checkpoint's safetensors files say.
 
     Attributes:
-        shapes: By tensor name, its shape.
         dtypes: By tensor name, its type as safetensors calls it, such as ``BF16``.
-        files: The names of the files, in order.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -82,9 +80,7 @@ class Checkpoint:
     Attributes:
         role: ``target model`` or ``draft model``.
         given: As the user named it.
-        path: The config's file.
         folder: Its folder, None if only a config file was named.
-        config: The config.
         weights: What the weights' headers say, None if there are none to see.
     """
 

@@ -24,10 +24,8 @@ class Read:
     """A vLLM that was read.
 
     Attributes:
-        engine: What it does.
         patched: What it does after ``apply``, None if not known or no different.
         release: Its release, None if it is none of the matrix.
-        where: Where it is.
         name: What sentences call it.
         known: Whether the matrix knows it by its content.
     """

@@ -31,7 +31,6 @@ class WithPatch:
     """What ``apply`` would change.
 
     Attributes:
-        verdict: The verdict afterwards.
         mended: The codes of the findings that would be gone or less grave.
         left: The codes of the errors and warnings that would be left.
     """
@@ -54,7 +53,6 @@ class Diagnosis:
     """What the doctor says.
 
     Attributes:
-        situation: What was judged.
         release: The release of the vLLM, None if it is none of the matrix.
         where: Where that vLLM is, or that it is the matrix's.
         patched: What the same vLLM does after ``apply``; None if that is not known, or it makes no

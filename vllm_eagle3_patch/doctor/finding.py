@@ -28,7 +28,6 @@ class Finding:
     """One thing that was found.
 
     Attributes:
-        code: Its stable name.
         severity: ``error`` (does not start, or speculates to no effect), ``warning`` (starts, may
             accept badly) or ``info``.
         message: The cause, one sentence or two.

@@ -49,7 +49,6 @@ class Layers:
         convention: What the configured ids count: ``boundary``, ``output`` or ``ambiguous``;
             ``default`` if there are none.
         why: What the convention was concluded from.
-        num_layers: The target's layers.
     """
 
     configured: tuple[int, ...] | None

@@ -31,24 +31,9 @@ class ServeOptions:
     """Options of a server; None where none was given.
 
     Attributes:
-        tensor_parallel_size: Ranks that share each layer.
-        pipeline_parallel_size: Stages of layers.
-        data_parallel_size: Copies of the engine.
         decode_context_parallel_size: Ranks that share one sequence's KV cache.
-        max_model_len: The longest sequence served, in tokens.
-        dtype: ``auto`` or a type of weights.
-        kv_cache_dtype: ``auto`` or a type of the KV cache.
         attention_backend: A backend set for the target.
-        num_speculative_tokens: Draft tokens a step.
-        method: The speculative method.
-        draft_attention_backend: ``attention_backend`` of the speculative config.
-        draft_tensor_parallel_size: ``draft_tensor_parallel_size`` of the speculative config.
-        draft_max_model_len: ``max_model_len`` of the speculative config.
-        enable_dbo: Whether dual batch overlap is on.
-        enable_expert_parallel: Whether expert parallelism is on.
-        trust_remote_code: Whether code of the checkpoints may run.
         kv_transfer_role: ``kv_role`` of ``--kv-transfer-config``, ``unknown`` if it names none.
-        draft_model: The draft model that the speculative config names.
         newer_runner: What VLLM_USE_V2_MODEL_RUNNER says.
         mla_disabled: What VLLM_MLA_DISABLE says.
         speculates: Whether a command line was given without a speculative config: False; None
@@ -67,7 +52,6 @@ class ServeOptions:
     method: str | None = None
     draft_attention_backend: str | None = None
     draft_tensor_parallel_size: int | None = None
-    draft_max_model_len: int | None = None
     enable_dbo: bool = False
     enable_expert_parallel: bool = False
     trust_remote_code: bool = False
@@ -131,7 +115,6 @@ _SPECULATIVE = {
     "model": ("draft_model", str),
     "attention_backend": ("draft_attention_backend", str),
     "draft_tensor_parallel_size": ("draft_tensor_parallel_size", int),
-    "max_model_len": ("draft_max_model_len", int),
 }
 _SPECULATIVE_OPTIONS = {
     "speculative-model": "model",

@@ -34,10 +34,7 @@ class Situation:
     """What is known before any weights load.
 
     Attributes:
-        target: The target model.
         given_draft: The draft model, its config as it stands in the file.
-        options: The server's options.
-        engine: What the vLLM does.
         release: Its release as a user names it, for sentences; ``this vLLM`` if not known.
         convention: What the user states that layer ids count, None if nothing.
         where: Options that lead ``apply`` to this vLLM, such as ``--python .venv``.

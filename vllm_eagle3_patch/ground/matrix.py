@@ -66,7 +66,6 @@ class Release(NamedTuple):
         support: The best of its models' support.
         reason: Why no model works there, if none does.
         requires_python: The Python versions that it admits.
-        record_sha256: The sha256 of its wheel's RECORD, which pins every file.
         files: The files that patches concern, by path.
         evidence: The sha256 of files that are only read, by path.
         models: The family's models that it ships.
@@ -76,7 +75,6 @@ class Release(NamedTuple):
     support: str
     reason: str | None
     requires_python: str
-    record_sha256: str
     files: Mapping[str, FilePin]
     evidence: Mapping[str, str]
     models: tuple[ModelPin, ...]
@@ -144,7 +142,6 @@ def _release(data: dict[str, Any]) -> Release:
         support=data["support"],
         reason=data.get("reason"),
         requires_python=data["requires_python"],
-        record_sha256=data["record_sha256"],
         files={
             path: FilePin(
                 pin["original"],

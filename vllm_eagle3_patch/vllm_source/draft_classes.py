@@ -155,11 +155,12 @@ def draft_classes(
             continue
         names[architecture] = path
         if path not in classes:
-            classes[path] = _draft_class(sources, path)
+            classes[path] = draft_class(sources, path)
     return names, classes
 
 
-def _draft_class(sources: Sources, path: str) -> DraftClass:
+def draft_class(sources: Sources, path: str) -> DraftClass:
+    """What a file does that defines an EAGLE-3 draft model."""
     module = sources.module(path)
     keys, nested = set(), set()
     for node in ast.walk(module):

@@ -25,10 +25,8 @@ class DraftClass:
     """What the class of a draft model does, read from its file.
 
     Attributes:
-        path: The file.
         keys: The keys of the draft model's config that the file reads at the top level.
         nested_keys: Those that it reads under ``eagle_config``.
-        mla: Whether its attention is MLA.
         counts_states: Whether it reads how many aux hidden states its ``fc`` takes; else three.
         own_quantization: Whether its layers are quantized as the draft model is, not the target.
         refuses_embeddings: Whether it raises an error for a multimodal target's embeddings.
@@ -62,7 +60,6 @@ class TargetClass:
         default_layers: Expressions of ``num_layers``: the ids that the model names by default.
         first_id: Whether id 0 works.
         last_id: Whether id ``num_layers`` works.
-        checks_ids: Whether ids outside the layers are refused with an error that names them.
         relays: Whether states of earlier pipeline stages reach the last one.
         float16_scaling: Whether the decoder layer scales its residual stream in float16.
         partial_sums: Whether a captured state is one tensor-parallel rank's part of the sum.
@@ -77,7 +74,6 @@ class TargetClass:
     default_layers: tuple[str, ...] = DEFAULT_LAYERS
     first_id: bool = False
     last_id: bool = False
-    checks_ids: bool = False
     relays: bool = False
     float16_scaling: bool = False
     partial_sums: bool = False
@@ -89,9 +85,7 @@ class NewerRunner:
     """The runner under ``vllm/v1/worker/gpu`` (0.12.0 on; 0.17.0 on it knows EAGLE-3).
 
     Attributes:
-        keys: The places where it looks for layer ids, in order.
         everywhere: Whether it is the default for every model.
-        architectures: The architectures that it is the default for.
         dense: Whether it is the default for every model that is no mixture of experts.
         plain_only: Whether those architectures count only unquantized and without experts.
         leaves: Features for which the V1 runner takes over: ``pipeline-parallel``,
@@ -121,7 +115,6 @@ class Engine:
         mtp_architectures: The architecture that such an MTP type is given.
         detection: Parts of a draft model's name and the method that each means, in order.
         draft_architectures: By architecture of the registry, the file of a draft model's class.
-        draft_classes: By file, what the class does.
         targets: By architecture, what a target's class does. From an installation the one that
             was asked for; from the matrix all that have the interface or belong to the family.
         config_types: The model types that vLLM has a config class of its own for.
@@ -139,7 +132,6 @@ class Engine:
         own_backend: Whether a draft model without MLA is kept from an MLA backend
             (the patch ``draft-attention-backend``).
         backend_option: Whether ``speculative_config.attention_backend`` exists.
-        backend_by_environment: Whether the backend is set by ``VLLM_ATTENTION_BACKEND`` only.
         forced_backends: MLA backends that vLLM itself sets on Blackwell.
         one_page_size: Whether the KV cache manager knows one page size only.
         raises_positions: Whether a draft model's ``max_position_embeddings`` is raised to the
@@ -175,7 +167,6 @@ class Engine:
     refuses_backend: bool = False
     own_backend: bool = False
     backend_option: bool = False
-    backend_by_environment: bool = False
     forced_backends: tuple[str, ...] = ()
     one_page_size: bool = False
     raises_positions: bool = False

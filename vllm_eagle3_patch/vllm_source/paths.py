@@ -11,11 +11,9 @@ INTERFACES = f"{MODELS}/interfaces.py"
 REGISTRY = f"{MODELS}/registry.py"
 
 DEEPSEEK_V32 = "vllm/models/deepseek_v32/__init__.py"
-DEEPSEEK_V32_NVIDIA = "vllm/models/deepseek_v32/nvidia/model.py"
 
 SPECULATIVE_CONFIG = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py")
 WHOLE_CONFIG = "vllm/config/vllm.py"
-ATTENTION_CONFIG = "vllm/config/attention.py"
 CONFIG_TYPES = "vllm/transformers_utils/config.py"
 EAGLE_CONFIG = "vllm/transformers_utils/configs/eagle.py"
 SPECULATORS = "vllm/transformers_utils/configs/speculators/algos.py"
@@ -30,6 +28,5 @@ MICRO_BATCHES = "vllm/v1/worker/gpu_ubatch_wrapper.py"
 PROPOSER = "vllm/v1/spec_decode/eagle.py"
 PROPOSERS = ("vllm/v1/spec_decode/llm_base_proposer.py", PROPOSER)
 
-NEWER_RUNNER = "vllm/v1/worker/gpu/model_runner.py"
 NEWER_LAYER_IDS = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py"
 NEWER_LOADER = "vllm/v1/worker/gpu/spec_decode/eagle/utils.py"

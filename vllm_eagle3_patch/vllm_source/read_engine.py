@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.ground.errors import UnsupportedError
 from vllm_eagle3_patch.ground.family import FAMILY
-from vllm_eagle3_patch.vllm_source import allowlist, draft_classes, runner, syntax
+from vllm_eagle3_patch.vllm_source import allowlist, backends, draft_classes, runner, syntax
 from vllm_eagle3_patch.vllm_source.engine import Engine
-from vllm_eagle3_patch.vllm_source.paths import ATTENTION_CONFIG, SPECULATIVE_CONFIG
+from vllm_eagle3_patch.vllm_source.paths import DRAFT_MODEL, SPECULATIVE_CONFIG
 from vllm_eagle3_patch.vllm_source.registry import Registry
 from vllm_eagle3_patch.vllm_source.target_classes import PROTOCOL, SETTER, Targets
 
@@ -42,10 +42,10 @@ def read(sources: Sources, architectures: Iterable[str]) -> Engine:
     rewritten, mtp = draft_classes.rewritten(config)
     names, classes = draft_classes.draft_classes(sources, registry)
     known, types = draft_classes.speculators(sources)
-    converts = runner.config_converts(config)
     own_embeddings, lm_head = runner.weight_sharing(sources)
     image_tokens, fallback = runner.image_token_places(sources)
-    return Engine(
+    return replace(
+        _running(sources, config),
         allowlist=_allowlist(config),
         renaming=draft_classes.renaming(sources),
         rewritten=rewritten,
@@ -57,26 +57,50 @@ def read(sources: Sources, architectures: Iterable[str]) -> Engine:
         config_types=draft_classes.config_types(sources),
         speculators_keys=known,
         speculators_types=types,
-        keys=runner.keys(sources, converts=converts),
-        converts_outputs=converts,
         hashed_ids=runner.hashed_ids(config),
-        newer_runner=runner.newer_runner(sources, converts=converts),
         reads_use_aux=runner.reads_use_aux(sources),
-        inherits_backend=runner.inherits_backend(sources),
-        refuses_backend=runner.refuses_backend(sources),
-        own_backend=runner.own_backend(sources),
         backend_option=_has_field(config, "attention_backend"),
-        backend_by_environment=not sources.exists(ATTENTION_CONFIG),
         raises_positions=_raises_positions(config),
-        forced_backends=runner.forced_backends(sources),
-        one_page_size=runner.one_page_size(sources),
         targets_metadata=runner.targets_metadata(sources),
         own_embeddings=own_embeddings,
         lm_head=lm_head,
         image_tokens=image_tokens,
         image_fallback=fallback,
-        dual_batch_overlap=runner.dual_batch_overlap(sources),
         transformers=_requirement(sources, "transformers"),
+    )
+
+
+def read_family(sources: Sources, registry: Registry) -> Engine:
+    """What limits EAGLE-3 for the family's models; the rest of it is not read and stays unset.
+
+    Raises:
+        UnsupportedError: As for :func:`read`.
+    """
+    targets = Targets(sources, registry)
+    models = registry.family_models()
+    return replace(
+        _running(sources, _speculative_config(sources)),
+        draft_classes={
+            path: draft_classes.draft_class(sources, path)
+            for path in filter(sources.exists, (DRAFT_MODEL,))
+        },
+        targets={model.architecture: targets.read_layers(model) for model in models},
+    )
+
+
+def _running(sources: Sources, config: ast.Module) -> Engine:
+    """What the runners, the backends and the KV cache manager do."""
+    converts = runner.config_converts(config)
+    return Engine(
+        keys=runner.keys(sources, converts=converts),
+        converts_outputs=converts,
+        newer_runner=runner.newer_runner(sources, converts=converts),
+        inherits_backend=backends.inherits_backend(sources),
+        refuses_backend=backends.refuses_backend(sources),
+        own_backend=backends.own_backend(sources),
+        forced_backends=backends.forced_backends(sources),
+        one_page_size=runner.one_page_size(sources),
+        dual_batch_overlap=runner.dual_batch_overlap(sources),
     )
 
 

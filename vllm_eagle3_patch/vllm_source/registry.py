@@ -1,4 +1,10 @@
-"""The registry of an installation, and the classes that it names with all they inherit."""
+"""The registry of an installation, and the classes that it names with all they inherit.
+
+From 0.25.0 on vLLM has vllm/models/deepseek_v32/nvidia/model.py, from 0.27.0 on also
+amd/model.py. The registry resolves DeepSeek-V3.2 and GLM's variant to that package from 0.29.0 on,
+and the package's ``__init__.py`` chooses: NVIDIA's file, from 0.31.0 on AMD's too, and
+``deepseek_v2.py`` anywhere else. Dots3-Note takes NVIDIA's model from 0.28.0 on.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,21 @@ import ast
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch.ground.errors import UnsupportedError
+from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.ground.family import MODELS as MODEL_FILES
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vllm_eagle3_patch.ground.family import FamilyModel
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
-MODELS = "vllm.model_executor.models"
+MODELS = MODEL_FILES.replace("/", ".")
+PLATFORM_PACKAGE = "vllm/models/deepseek_v32/"
+PLATFORM_MODEL = "DeepseekV32Model"
 DEEPEST = 12
 """Bases of bases. No model class of any release has more than 5 in vLLM's own files."""
 
@@ -52,6 +64,48 @@ class Registry:
                     case _:
                         continue
         return found
+
+    def family_models(self) -> tuple[FamilyModel, ...]:
+        """The models of the family that it knows; a wrapper only beside its language model."""
+        return tuple(
+            model
+            for model in FAMILY
+            if model.architecture in self.entries
+            and (model.wrapper is None or self._sources.exists(model.wrapper.language_model.path))
+        )
+
+    def text_classes(self, model: FamilyModel) -> tuple[tuple[str, ast.ClassDef], ...]:
+        """The classes that run a model's layers: its own, or those of its language model.
+
+        Raises:
+            UnsupportedError: The file of a wrapper's language model has no such class.
+        """
+        if model.wrapper is None:
+            return self.classes(model.architecture)
+        path, name = model.wrapper.language_model
+        found = tuple(self.named(path, name))
+        if not found and self._sources.exists(path):
+            raise UnsupportedError(
+                f"{path} has no class {name}, the language model of {model.architecture}",
+                "name a release that this tool knows with --release",
+            )
+        return found
+
+    def platform_files(self, model: FamilyModel) -> tuple[str, ...]:
+        """The files of the package that a model is to be taken from, whether they are there or not.
+
+        One for each platform that has its own. A wrapper's language model imports one itself.
+        """
+        if model.wrapper is not None:
+            deciding, name = model.wrapper.language_model.path, PLATFORM_MODEL
+        else:
+            dotted, name = self.entries.get(model.architecture, ("", ""))
+            deciding = f"{dotted.replace('.', '/')}/__init__.py"
+        if not self._sources.exists(deciding):
+            return ()
+        imported = self._index(deciding).imports.get(name, ())
+        files = (f"{dotted.replace('.', '/')}.py" for dotted, _ in imported)
+        return tuple(dict.fromkeys(file for file in files if file.startswith(PLATFORM_PACKAGE)))
 
     def classes(self, architecture: str) -> tuple[tuple[str, ast.ClassDef], ...]:
         """The class of an architecture, with its file: several where each platform has its own."""

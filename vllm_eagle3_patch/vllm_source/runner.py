@@ -6,11 +6,10 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.vllm_source import syntax
+from vllm_eagle3_patch.vllm_source.backends import hands_backend_on
 from vllm_eagle3_patch.vllm_source.engine import NESTED, NESTED_SHORT, TOP, NewerRunner
 from vllm_eagle3_patch.vllm_source.image_tokens import image_tokens
 from vllm_eagle3_patch.vllm_source.paths import (
-    ATTENTION_SELECTORS,
-    CUDA,
     KV_CACHE,
     MICRO_BATCHES,
     NEWER_LAYER_IDS,
@@ -37,6 +36,7 @@ LEAVES = {
     "dual-batch-overlap": "dual batch overlap",
 }
 """Features in the words of ``_get_v2_model_runner_unsupported_features``."""
+JOINING_METHODS = ("_capture_ubatches", "_run_ubatches")
 
 
 def config_converts(config: ast.Module) -> bool:
@@ -160,60 +160,6 @@ def reads_use_aux(sources: Sources) -> bool:
     )
 
 
-def hands_backend_on(module: ast.Module) -> bool:
-    """A file builds a model, and nothing but an option (below an ``if``) replaces the backend."""
-    replaced = any(
-        isinstance(node, ast.keyword) and node.arg == "backend"
-        for function in ast.walk(module)
-        if isinstance(function, syntax.FunctionNode)
-        for statement in function.body
-        if not isinstance(statement, ast.If)
-        for node in ast.walk(statement)
-    )
-    return any(True for _ in syntax.calls(module, "get_model")) and not replaced
-
-
-def inherits_backend(sources: Sources) -> bool:
-    """Whether the V1 runner builds a draft model with its target's attention backend."""
-    return any(hands_backend_on(sources.module(p)) for p in filter(sources.exists, PROPOSERS))
-
-
-def own_backend(sources: Sources) -> bool:
-    """Whether the selector asks if a draft model has MLA (the patch draft-attention-backend)."""
-    return any(
-        syntax.find_function(sources.module(path), "own_backend_of_draft_model") is not None
-        for path in filter(sources.exists, ATTENTION_SELECTORS)
-    )
-
-
-def refuses_backend(sources: Sources) -> bool:
-    """Whether a layer that cannot use the backend that is set fails (0.11.1 on), or takes another.
-
-    Up to 0.11.0 such a layer silently took another (get_attn_backend_cls of platforms/cuda.py).
-    """
-    return b"Selected backend {selected_backend} is not valid" in (sources.read(CUDA) or b"")
-
-
-def forced_backends(sources: Sources) -> tuple[str, ...]:
-    """MLA backends that vLLM itself sets on Blackwell (check_and_update_config, up to 0.17.1)."""
-    if not sources.exists(CUDA):
-        return ()
-    update = syntax.find_function(sources.module(CUDA), "check_and_update_config")
-    return tuple(
-        sorted(
-            {
-                name
-                for node in ast.walk(update or ast.Pass())
-                if isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Attribute)
-                and node.targets[0].attr in ("backend", "VLLM_ATTENTION_BACKEND")
-                for name in (*syntax.strings(node.value), syntax.last_name(node.value))
-                if name in ("CUTLASS_MLA", "FLASHINFER_MLA")
-            }
-        )
-    )
-
-
 def one_page_size(sources: Sources) -> bool:
     """Whether the KV cache manager knows one page size only (up to 0.10.2)."""
     return b"UniformTypeKVCacheSpecs" not in (sources.read(KV_CACHE) or b"")
@@ -272,7 +218,15 @@ def dual_batch_overlap(sources: Sources) -> str:
     """Whether micro-batches put a tensor and a list of tensors together."""
     if not sources.exists(MICRO_BATCHES):
         return "none"
-    module = sources.module(MICRO_BATCHES)
+    joins = joins_lists(sources.module(MICRO_BATCHES))
+    return "works" if joins and not _groups_metadata(sources) else "fails"
+
+
+def joins_lists(module: ast.Module) -> bool:
+    """Whether the micro-batch wrapper's methods join by a function that takes lists apart.
+
+    That function knows lists, and calls itself for what is in them.
+    """
     apart = [
         function.name
         for function in module.body
@@ -281,17 +235,13 @@ def dual_batch_overlap(sources: Sources) -> str:
         and any(syntax.mentions(call, "list") for call in syntax.calls(function, "isinstance"))
     ]
     wrapper = syntax.find_class(module, "UBatchWrapper")
-    methods = [
-        method
-        for name in ("_capture_ubatches", "_run_ubatches")
-        if (method := syntax.find_method(wrapper, name)) is not None
-    ]
-    works = bool(methods) and all(
-        any(any(syntax.calls(method, name)) for name in apart)
+    methods = [syntax.find_method(wrapper, name) for name in JOINING_METHODS]
+    return all(
+        method is not None
         and not any(syntax.calls(method, "cat"))
+        and any(any(syntax.calls(method, name)) for name in apart)
         for method in methods
     )
-    return "works" if works and not _groups_metadata(sources) else "fails"
 
 
 def _groups_metadata(sources: Sources) -> bool:

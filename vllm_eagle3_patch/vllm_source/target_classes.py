@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vllm_eagle3_patch.ground.errors import UnsupportedError
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.engine import DEFAULT_LAYERS, TargetClass
@@ -50,23 +50,31 @@ class Targets:
         family = next((m for m in FAMILY if m.architecture == architecture), None)
         lacking = tuple(path for path, owner in classes if not self._implements(path, owner))
         wrapper = self._is_wrapper(classes[0])
-        language = self._language_classes(family) if wrapper else ()
-        inner = language or classes
-        backbones = [b for place in inner for b in self._backbones_of(place)]
+        inner = (self._registry.text_classes(family) if family else ()) or classes
+        backbones = self._backbones_of(inner)
         shared = not wrapper or family is None or self._shares(classes[0], family)
-        return TargetClass(
+        return replace(
+            self._layers(inner),
             interface=len(lacking) < len(classes) and shared,
             language_model=all(self._implements(path, owner) for path, owner in inner)
             and all(_collects(backbone) for backbone in backbones),
             wrapper=wrapper,
             lacking_files=lacking if len(lacking) < len(classes) else (),
-            default_layers=self._default_layers((*classes, *language)),
+            default_layers=self._default_layers((*classes, *inner)),
+        )
+
+    def read_layers(self, model: FamilyModel) -> TargetClass:
+        """Only what the layers of a model of the family do: no file of a wrapper is read."""
+        return self._layers(self._registry.text_classes(model))
+
+    def _layers(self, classes: tuple[Located, ...]) -> TargetClass:
+        backbones = self._backbones_of(classes)
+        return TargetClass(
             first_id=bool(backbones) and all(map(_keeps_first, backbones)),
             last_id=bool(backbones) and all(map(_keeps_last, backbones)),
-            checks_ids=bool(backbones) and all(map(_checks, backbones)),
             relays=bool(backbones) and all(map(_relays, backbones)),
-            float16_scaling=all(self._scales_float16(place) for place in inner),
-            partial_sums=any(self._partial_sums(place) for place in self._models(inner)),
+            float16_scaling=all(self._scales_float16(place) for place in classes),
+            partial_sums=any(self._partial_sums(place) for place in self._models(classes)),
             gathers=all(map(_gathers, backbones)),
         )
 
@@ -100,23 +108,6 @@ class Targets:
             for _, base in self._registry.lineage(*place)
         )
 
-    def _language_classes(self, family: FamilyModel | None) -> tuple[Located, ...]:
-        """The classes of a wrapper's language model, where the release ships it.
-
-        Raises:
-            UnsupportedError: The file has no such class.
-        """
-        if family is None or family.wrapper is None:
-            return ()
-        path, name = family.wrapper.language_model
-        found = tuple(self._registry.named(path, name))
-        if not found and self._sources.exists(path):
-            raise UnsupportedError(
-                f"{path} has no class {name}, the language model of {family.architecture}",
-                "name a release that this tool knows with --release",
-            )
-        return found
-
     def _shares(self, place: Located, family: FamilyModel) -> bool:
         """Whether the proposer finds the embedding and the head that a draft model shares.
 
@@ -149,11 +140,11 @@ class Targets:
                 yield from self._registry.named(file, name)
                 break
 
-    def _backbones_of(self, place: Located) -> list[_Backbone]:
-        known = self._known.get(id(place[1]))
-        if known is None:
-            known = self._known[id(place[1])] = list(self._backbones(place))
-        return known
+    def _backbones_of(self, classes: tuple[Located, ...]) -> list[_Backbone]:
+        for place in classes:
+            if id(place[1]) not in self._known:
+                self._known[id(place[1])] = list(self._backbones(place))
+        return [backbone for _, owner in classes for backbone in self._known[id(owner)]]
 
     def _backbones(self, place: Located) -> Iterator[_Backbone]:
         for path, model in self._models((place,)):
@@ -161,13 +152,7 @@ class Targets:
             forward = next(
                 (f for base in lineage if (f := syntax.find_method(base, "forward"))), None
             )
-            setters = [
-                method
-                for _, owner in (place, (path, model))
-                for _, base in self._registry.lineage(path, owner)
-                if (method := syntax.find_method(base, SETTER)) is not None
-            ]
-            yield _Backbone(lineage, forward, setters)
+            yield _Backbone(lineage, forward)
 
     def _default_layers(self, classes: tuple[Located, ...]) -> tuple[str, ...]:
         for place in classes:
@@ -217,17 +202,11 @@ class Targets:
 
 
 class _Backbone:
-    """An inner model: its classes, its forward, and the methods that set layer ids."""
+    """An inner model: its classes and its forward."""
 
-    def __init__(
-        self,
-        lineage: list[ast.ClassDef],
-        forward: syntax.FunctionNode | None,
-        setters: list[syntax.FunctionNode],
-    ) -> None:
+    def __init__(self, lineage: list[ast.ClassDef], forward: syntax.FunctionNode | None) -> None:
         self.lineage = lineage
         self.forward: ast.AST = forward or ast.Pass()
-        self.setters = setters
         self.mixed_in = any(MIXIN in syntax.base_names(base) for base in lineage)
 
 
@@ -293,12 +272,6 @@ def _keeps_last(backbone: _Backbone) -> bool:
         and isinstance(node, ast.Compare)
         and syntax.last_name(node.left) in ("end_layer", "num_hidden_layers", "num_layers")
         for node in ast.walk(backbone.forward)
-    )
-
-
-def _checks(backbone: _Backbone) -> bool:
-    return any(
-        isinstance(node, ast.Raise) for setter in backbone.setters for node in ast.walk(setter)
     )
 
 

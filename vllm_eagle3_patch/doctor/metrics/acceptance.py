@@ -70,7 +70,6 @@ class EngineFigures:
     Attributes:
         engine: The label ``engine``; None where there is none.
         counts: What it counted, since it started or in the interval.
-        judgement: What that means.
         reset: Whether it started again within the interval; the counts are since then.
         new: Whether the previous scrape does not have it; the counts are since it started.
     """
@@ -93,7 +92,6 @@ class ModelFigures:
 
     Attributes:
         model_name: The label ``model_name``: the name it is served under; None without one.
-        engines: Its engines.
         total: Their counts added up.
         judgement: The worse of what the total means and of what one engine alone shows.
     """
@@ -116,7 +114,6 @@ class MetricsReport:
     Attributes:
         source: What was read: a path, a URL or ``-``.
         previous: What was read as the earlier scrape.
-        models: The models that speculate.
         judgement: The worst of theirs, or why there are none.
         notes: What else to know, a sentence each.
         seconds: The length of the interval, where the samples have timestamps.

@@ -36,7 +36,6 @@ class Cause:
     """A likely cause.
 
     Attributes:
-        code: A stable name.
         message: What it is and what it does, a sentence.
         check: What to look at next, a sentence.
         commands: What to paste for that; TARGET and DRAFT stand for the two models.

@@ -40,7 +40,6 @@ DRAFTS = "drafts"
 DRAFT_TOKENS = "draft_tokens"
 ACCEPTED = "accepted_tokens"
 BY_POSITION = "accepted_tokens_per_pos"
-EMITTED = "emitted_tokens"
 
 _COUNTER = re.compile(
     r"(?P<ray>ray_)?vllm[:_]spec_decode_num_"
@@ -70,7 +69,6 @@ class Series:
 
     Attributes:
         labels: Every label but ``position``.
-        counts: Values by kind.
         by_position: Accepted draft tokens by position, as far as they are written.
         created: When the counters began, in seconds since 1970, if that is written.
         timestamp: When the sample was taken, in seconds since 1970, if that is written.
