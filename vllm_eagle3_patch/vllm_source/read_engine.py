@@ -42,7 +42,6 @@ def read(sources: Sources, architectures: Iterable[str]) -> Engine:
     rewritten, mtp = draft_classes.rewritten(config)
     names, classes = draft_classes.draft_classes(sources, registry)
     known, types = draft_classes.speculators(sources)
-    converts = runner.config_converts(config)
     own_embeddings, lm_head = runner.weight_sharing(sources)
     image_tokens, fallback = runner.image_token_places(sources)
     return Engine(
@@ -57,10 +56,10 @@ def read(sources: Sources, architectures: Iterable[str]) -> Engine:
         config_types=draft_classes.config_types(sources),
         speculators_keys=known,
         speculators_types=types,
-        keys=runner.keys(sources, converts=converts),
-        converts_outputs=converts,
+        keys=runner.keys(sources),
+        decides_layers=runner.config_decides_layers(config, sources),
         hashed_ids=runner.hashed_ids(config),
-        newer_runner=runner.newer_runner(sources, converts=converts),
+        newer_runner=runner.newer_runner(sources),
         reads_use_aux=runner.reads_use_aux(sources),
         inherits_backend=runner.inherits_backend(sources),
         refuses_backend=runner.refuses_backend(sources),
