@@ -168,7 +168,7 @@ class Situation:
     @property
     def config_decides_layers(self) -> bool:
         """Whether the patch ``aux-layer-ids`` decides which layer ids this target gets."""
-        return self.engine.decides_layers and self.target.text.get("model_type") in TEXT_TYPES
+        return self.engine.decides_layers and self.target.text_type in TEXT_TYPES
 
     @property
     def keys(self) -> Sequence[str]:

@@ -18,5 +18,5 @@ def eagle3_boundaries(ids: list[int], convention: object) -> tuple[int, ...]:
 
 
 def eagle3_ids_look_like_outputs(ids: list[int], num_layers: int) -> bool:
-    """Whether the ids are vLLM's default less one, which trainers that count outputs write."""
+    """Whether the ids are vLLM's default less one, as trainers of outputs write."""
     return list(ids) == [1, num_layers // 2 - 1, num_layers - 4]
