@@ -23,13 +23,15 @@ CONVENTION = f"{NAMED}_convention"
 
 
 def draft_with_ids(
-    draft: Path, folder: Path, layer_ids: Sequence[int], place: str, convention: str = "boundary"
+    draft: Path, folder: Path, layer_ids: Sequence[int], place: str, convention: str = ""
 ) -> Path:
     """A copy of a draft model whose config names other layer ids, at another place, or none."""
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     for key in (NAMED, CONVENTION, "eagle_config"):
         config.pop(key, None)
-    named: dict[str, Any] = {NAMED: list(layer_ids), CONVENTION: convention}
+    named: dict[str, Any] = {NAMED: list(layer_ids)}
+    if convention:
+        named[CONVENTION] = convention
     if place == "top":
         config |= named
     elif place == "nested":

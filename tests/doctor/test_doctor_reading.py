@@ -58,7 +58,7 @@ def limits(engine: Engine, model: FamilyModel) -> set[str]:
         found.add("float16")
     if kind.partial_sums:
         found.add("platform")
-    if "eagle_config" not in engine.keys:
+    if not engine.decides_layers and "eagle_config" not in engine.keys:
         found.add("nested-layer-ids")
     return found
 
