@@ -5,6 +5,7 @@ Why, and by which rule, stands in ``patches/aux_layer_ids.py``.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
@@ -12,6 +13,12 @@ from libcst import matchers as m
 
 from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
 from vllm_eagle3_patch.codemod.nodes import find_all
+from vllm_eagle3_patch.ground.family import TEXT_TYPES
+from vllm_eagle3_patch.ground.layer_ids import (
+    LAYER_IDS,
+    eagle3_boundaries,
+    eagle3_ids_look_like_outputs,
+)
 from vllm_eagle3_patch.vllm_source import syntax
 
 if TYPE_CHECKING:
@@ -19,13 +26,26 @@ if TYPE_CHECKING:
 
 CONFIG = "SpeculativeConfig"
 METHOD = "eagle3_aux_hidden_state_layers"
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+MEANING = (eagle3_boundaries, eagle3_ids_look_like_outputs)
+MEANING_SOURCE = "".join(f"@staticmethod\n{inspect.getsource(function)}\n" for function in MEANING)
+PATCHED = "".join(f'        "{text_type}",\n' for text_type in TEXT_TYPES)
 
 # The annotation is a string for Python 3.9; info_once takes no arguments in 0.8.5.
-CONFIG_METHOD = '''
+CONFIG_METHODS = (
+    MEANING_SOURCE
+    + '''
 def eagle3_aux_hidden_state_layers(self) -> "tuple[int, ...] | None":
-    """The EAGLE-3 layer ids in effect; None means the target model's default."""
-    if self.method != "eagle3" or self.draft_model_config is None:
+    """The EAGLE-3 layer ids of the draft model's config; None: vLLM's own reading stands."""
+    # The text model's type tells what was patched, as it did in vLLM's own list of
+    # EAGLE-3 targets: in a multimodal model it is the language model that collects.
+    patched = (
+PATCHED    )
+    target = getattr(self.target_model_config, "hf_text_config", None)
+    if (
+        self.method != "eagle3"
+        or self.draft_model_config is None
+        or getattr(target, "model_type", None) not in patched
+    ):
         return None
     hf_config = self.draft_model_config.hf_config
     nested = getattr(hf_config, "eagle_config", None)
@@ -50,7 +70,7 @@ def eagle3_aux_hidden_state_layers(self) -> "tuple[int, ...] | None":
     else:
         logger.info_once(
             f"EAGLE-3 aux hidden state layers: {key} is not in the draft model's "
-            "config, so the target model's default is used"
+            "config, so the choice is vLLM's"
         )
         return None
     if not isinstance(ids, (list, tuple)) or any(type(i) is not int for i in ids):
@@ -58,19 +78,29 @@ def eagle3_aux_hidden_state_layers(self) -> "tuple[int, ...] | None":
             f"{place} in the draft model's config is {ids!r}: "
             "it must be a list of integers"
         )
-    if convention is None:
-        # Ids that begin with 1 count outputs of layers. The speculators format counts
-        # as vLLM does: id k is the residual stream entering layer k (a boundary).
-        speculators = getattr(type(hf_config), "model_type", None) == "speculators"
-        convention = "output" if ids[0] == 1 and not speculators else "boundary"
-    layers = tuple(i + 1 for i in ids) if convention == "output" else tuple(ids)
+    layers = self.eagle3_boundaries(ids, convention)
     logger.info_once(
         f"EAGLE-3 aux hidden state layers {layers}: {place} in the draft model's "
-        f"config is {list(ids)}, by the convention {convention!r} "
+        f"config is {list(ids)}, by the convention {convention or 'boundary'!r} "
         f"({convention_key} there overrides it)"
     )
+    # The speculators format counts boundaries by definition.
+    speculators = getattr(type(hf_config), "model_type", None) == "speculators"
+    num_layers = getattr(target, "num_hidden_layers", 0)
+    if (
+        convention is None
+        and not speculators
+        and self.eagle3_ids_look_like_outputs(ids, num_layers)
+    ):
+        logger.warning_once(
+            f"EAGLE-3 aux hidden state layers: {list(ids)} look like outputs of layers, "
+            "but are read as boundaries (the streams entering these layers); if the "
+            f'draft model was trained on the outputs, write "{convention_key}": '
+            '"output" into its config'
+        )
     return layers
-'''
+'''.lstrip("\n").replace("PATCHED", PATCHED)
+)
 
 # Up to 0.16.0 the key holds no ids; from 0.17.0 on those of the top level.
 HASHED = f"""
@@ -79,8 +109,7 @@ if layer_ids is not None:
     factors.append(layer_ids)
 """
 HASHED_INSTEAD = f"""
-if self.method == "eagle3":
-    {{variable}} = self.{METHOD}()
+{{variable}} = self.{METHOD}() or {{variable}}
 """
 
 
@@ -125,14 +154,15 @@ class ConfigCodemod(AnchoredCodemod):
         loggers = [node for node in module.body if m.matches(node, LOGGER)]
         self.only(loggers, "logger = init_logger(...)", "the module")
         config = self.only_class(module, CONFIG)
-        self.absent(config, (METHOD,), f"class {CONFIG}")
+        names = [function.__name__ for function in MEANING]
+        self.absent(config, (METHOD, *names), f"class {CONFIG}")
         compute_hash = self.only_method(config, "compute_hash")
-        (method,) = self.statements(module, CONFIG_METHOD)
-        spaced = method.with_changes(
-            leading_lines=[cst.EmptyLine(indent=False), *method.leading_lines]
+        first, *others = self.statements(module, CONFIG_METHODS)
+        spaced = first.with_changes(
+            leading_lines=[cst.EmptyLine(indent=False), *first.leading_lines]
         )
         self._hash(module, compute_hash)
-        self.change(compute_hash, lambda node: cst.FlattenSentinel([spaced, node]))
+        self.change(compute_hash, lambda node: cst.FlattenSentinel([spaced, *others, node]))
 
     def _hash(self, module: cst.Module, compute_hash: cst.FunctionDef) -> None:
         where = f"{CONFIG}.compute_hash"

@@ -3,23 +3,22 @@
 Draft models carry their ids at the top level of their config or nested under ``eagle_config``.
 Up to 0.11.0 the model runner reads neither, up to 0.21.0 the top level only, and falls back to the
 target's default without a word (reports 31, 33 and 34). From 0.22.0 on it also reads the nested
-ids, but as they are, and many count something else (report 29); the runner under
-``vllm/v1/worker/gpu`` (0.17.0 on) reads its own third way up to 0.33.0.
+ids; the runner under ``vllm/v1/worker/gpu`` (0.17.0 on) reads its own third way up to 0.33.0.
 
-The config decides, in one method that the runners and the compile-cache key both call: with two
+The config decides, in one method that the runners and the compile-cache key both ask: with two
 readings, a restart with other ids would run the old graph. The key held none of the ids up to
-0.16.0 and only those of the top level since. Only the method ``eagle3`` is concerned: the ids of
-``extract_hidden_states``, DFlash and DSpark are vLLM's own and stay as they are.
+0.16.0 and only those of the top level since. Where the method has no answer, what vLLM itself does
+stands: for a draft model without ids, for every method but ``eagle3`` (the ids of
+``extract_hidden_states``, DFlash and DSpark are vLLM's own), and for every target that was not
+patched. These are told by ``hf_text_config.model_type``, as in vLLM's own list of targets: wrappers
+such as Pixtral's hold other language models too, and nothing else of a config names the one in it.
 
-What ids mean: vLLM's id ``k`` is the residual stream entering layer ``k``, a boundary. Ids that
-begin with 1 count outputs of layers and are shifted by one: the rule that SGLang settled on (report
-29). It holds at the top level too, which vLLM reads as it is: what a list counts depends on who
-trained the draft and not on where the list stands (table a of the reports), and taking outputs for
-boundaries left one draft with 10 % acceptance at the first position instead of 45 % (report 30).
-Left out of the rule is the speculators format. vLLM turns it into top-level ids itself, its ids are
-boundaries by definition (table a), and nearly all drafts whose top-level ids work today have it.
-``eagle_aux_hidden_state_layer_ids_convention`` in the draft config, ``"boundary"`` or ``"output"``,
-goes before all that; the one known list that needs it is that of a draft for gpt-oss (report 32).
+What ids mean: what vLLM already reads it goes on reading as it is, and where it does not read
+nested ids they are read as 0.22.0 and later do, as they are. Trainers that count outputs of layers
+write the same key (report 29), but no list shows who wrote it, so only the draft model's config can
+say that: ``eagle_aux_hidden_state_layer_ids_convention``, ``"boundary"`` or ``"output"``. Ids that
+look like outputs are logged as a warning. The meaning is that of ``ground/layer_ids.py``, which
+the doctor shares.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ SETTER = "set_aux_hidden_state_layers"
 DEFAULT = "get_eagle3_aux_hidden_state_layers"
 
 ASKED = f"""
-if {{config}} and {{config}}.method == "eagle3":
+if {{config}} and {{config}}.{METHOD}():
     return {{config}}.{METHOD}()
 """
 ASKED_FIRST = f"""
@@ -77,7 +76,7 @@ class AskConfigCodemod(AnchoredCodemod):
     patch: ClassVar[str] = "aux-layer-ids"
 
     def ask(self, module: cst.Module, reader: cst.FunctionDef, config: str) -> None:
-        """Return the config's answer before a reader's own statements, if the method is EAGLE-3."""
+        """Return the config's answer, if it has one, before a reader's own statements."""
         name = reader.name.value
         self.absent(reader, (METHOD,), name)
         statements = reader.body.body[1 if reader.get_docstring() is not None else 0 :]

@@ -37,51 +37,91 @@ def nested(ids: object, **keys: object) -> DraftConfig:
 
 
 # As in the public draft models (table a of the reports), for a target of 61 layers.
+NUM_LAYERS = 61
 BOUNDARIES = [2, 30, 58]
 OUTPUTS = [1, 29, 57]
 
+
+@dataclass(frozen=True)
+class Case:
+    """A list in a draft model's config.
+
+    Attributes:
+        place: Where it stands: ``top``, ``nested`` or ``speculators``.
+        ids: The list.
+        convention: What the config says that it counts, None if nothing.
+        patched: The boundaries that it means where the patch is in.
+        warned: Whether vLLM then warns, and the doctor says, that the ids look like outputs.
+    """
+
+    place: str
+    ids: tuple[int, ...]
+    convention: str | None
+    patched: tuple[int, ...]
+    warned: bool = False
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The keys of the draft model's config."""
+        said = {} if self.convention is None else {CONVENTION: self.convention}
+        keys = {KEY: list(self.ids), **said}
+        return {"eagle_config": keys} if self.place == "nested" else keys
+
+    @property
+    def hf_config(self) -> object:
+        """What vLLM makes of it."""
+        kind = SpeculatorsConfig if self.place == "speculators" else DraftConfig
+        return kind(**self.config)
+
+
+MEANINGS: dict[str, Case] = {
+    "outputs, top level": Case("top", (1, 29, 57), None, (1, 29, 57), warned=True),
+    "boundaries, top level": Case("top", (2, 30, 58), None, (2, 30, 58)),
+    "embedding, top level": Case("top", (0, 29, 57), None, (0, 29, 57)),
+    "1 first, top level": Case("top", (1, 14, 39), None, (1, 14, 39)),
+    "outputs, nested": Case("nested", (1, 29, 57), None, (1, 29, 57), warned=True),
+    "boundaries, nested": Case("nested", (2, 20, 40), None, (2, 20, 40)),
+    "embedding, nested": Case("nested", (0, 29, 57), None, (0, 29, 57)),
+    "outputs, speculators": Case("speculators", (1, 29, 57), None, (1, 29, 57)),
+    "boundaries, speculators": Case("speculators", (2, 30, 58), None, (2, 30, 58)),
+    "embedding, speculators": Case("speculators", (0, 29, 57), None, (0, 29, 57)),
+    "outputs, top level, said": Case("top", (1, 29, 57), "output", (2, 30, 58)),
+    "2 first, top level, said": Case("top", (2, 30, 58), "output", (3, 31, 59)),
+    "embedding, top level, said": Case("top", (0, 29, 57), "output", (1, 30, 58)),
+    "outputs, nested, said": Case("nested", (1, 29, 57), "output", (2, 30, 58)),
+    "2 first, nested, said": Case("nested", (2, 20, 40), "output", (3, 21, 41)),
+    "embedding, nested, said": Case("nested", (0, 29, 57), "output", (1, 30, 58)),
+    "boundaries, top level, said": Case("top", (1, 29, 57), "boundary", (1, 29, 57)),
+    "boundaries, nested, said": Case("nested", (1, 29, 57), "boundary", (1, 29, 57)),
+}
+"""What each list means. Where vLLM is as released, ids are as they are wherever it reads them."""
+
 IN_EFFECT: dict[str, tuple[object, tuple[int, ...] | None]] = {
-    "boundaries, top level": (top(BOUNDARIES), (2, 30, 58)),
-    "boundaries, nested": (nested(BOUNDARIES), (2, 30, 58)),
-    "outputs, top level": (top(OUTPUTS), (2, 30, 58)),
-    "outputs, nested": (nested(OUTPUTS), (2, 30, 58)),
+    **{name: (case.hf_config, case.patched) for name, case in MEANINGS.items()},
     "a tuple": (top((2, 30, 58)), (2, 30, 58)),
-    "one id": (nested([1]), (2,)),
-    "id 0 first": (nested([0, 1, 61]), (0, 1, 61)),
+    "one id": (nested([1]), (1,)),
     "1 not first": (nested([2, 1, 57]), (2, 1, 57)),
     "both places": (top([3, 4, 5], eagle_config={KEY: [6, 7, 8]}), (3, 4, 5)),
-    "top level empty": (top([], eagle_config={KEY: OUTPUTS}), (2, 30, 58)),
-    "top level null": (top(None, eagle_config={KEY: OUTPUTS}), (2, 30, 58)),
-    "another nested name": (DraftConfig(eagle_config={"layer_ids": [1, 46, 90]}), (2, 47, 91)),
+    "top level empty": (top([], eagle_config={KEY: OUTPUTS}), (1, 29, 57)),
+    "top level null": (top(None, eagle_config={KEY: OUTPUTS}), (1, 29, 57)),
+    "another nested name": (DraftConfig(eagle_config={"layer_ids": [1, 46, 90]}), (1, 46, 90)),
     "both nested names": (nested(BOUNDARIES, layer_ids=[3, 4, 5]), (2, 30, 58)),
-    "outputs said to be boundaries": (
-        nested(OUTPUTS, **{CONVENTION: "boundary"}),
-        (1, 29, 57),
-    ),
-    "the same at the top level": (top(OUTPUTS, **{CONVENTION: "boundary"}), (1, 29, 57)),
-    "boundaries said to be outputs": (nested([3, 4], **{CONVENTION: "output"}), (4, 5)),
-    "outputs said to be outputs": (top(OUTPUTS, **{CONVENTION: "output"}), (2, 30, 58)),
     "convention above nested ids": (
-        DraftConfig(**{CONVENTION: "boundary"}, eagle_config={KEY: OUTPUTS}),
-        (1, 29, 57),
+        DraftConfig(**{CONVENTION: "output"}, eagle_config={KEY: OUTPUTS}),
+        (2, 30, 58),
     ),
     "convention below top-level ids": (
-        top(OUTPUTS, eagle_config={CONVENTION: "boundary"}),
-        (1, 29, 57),
+        top(OUTPUTS, eagle_config={CONVENTION: "output"}),
+        (2, 30, 58),
     ),
     "two conventions": (
         DraftConfig(**{CONVENTION: "output"}, eagle_config={KEY: [3], CONVENTION: "boundary"}),
         (4,),
     ),
-    "convention null": (nested(OUTPUTS, **{CONVENTION: None}), (2, 30, 58)),
-    "speculators": (SpeculatorsConfig(**{KEY: OUTPUTS}), (1, 29, 57)),
+    "convention null": (nested(OUTPUTS, **{CONVENTION: None}), (1, 29, 57)),
     "speculators said to be outputs": (
         SpeculatorsConfig(**{KEY: OUTPUTS, CONVENTION: "output"}),
         (2, 30, 58),
-    ),
-    "speculators over another model type": (
-        SpeculatorsConfig(**{KEY: OUTPUTS}, model_type="llama"),
-        (1, 29, 57),
     ),
     "none": (DraftConfig(), None),
     "all empty": (top([], eagle_config={KEY: [], "layer_ids": ()}), None),
@@ -90,7 +130,7 @@ IN_EFFECT: dict[str, tuple[object, tuple[int, ...] | None]] = {
     "eagle_config no mapping": (DraftConfig(eagle_config="eagle"), None),
     "a convention alone": (DraftConfig(**{CONVENTION: "output"}), None),
 }
-"""The draft config, and the ids that the runner has to use; None is the model's default."""
+"""The draft config, and the ids that the config decides on; None leaves the choice to vLLM."""
 
 REFUSED: dict[str, tuple[object, str]] = {
     "a string": (top("2,30,58"), KEY),
@@ -125,14 +165,20 @@ OTHER_METHODS: dict[str, tuple[str, object]] = {
 
 @dataclass
 class Logger:
-    """A logger as vLLM 0.8.5 has it: ``info_once`` takes a message and nothing else."""
+    """A logger as vLLM 0.8.5 has it: its methods take a message and nothing else."""
 
     messages: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def info_once(self, msg: str) -> None:
         """Keep the message, as vLLM does, only the first time."""
         if msg not in self.messages:
             self.messages.append(msg)
+
+    def warning_once(self, msg: str) -> None:
+        """The same for a warning."""
+        if msg not in self.warnings:
+            self.warnings.append(msg)
 
 
 class Config:
@@ -151,38 +197,41 @@ class Config:
         functions = [
             node
             for node in owner.body
-            if isinstance(node, ast.FunctionDef) and node.name in (METHOD, "compute_hash")
+            if isinstance(node, ast.FunctionDef) and node.name.startswith(("eagle3_", "compute_"))
         ]
         self.logger = Logger()
-        self._namespace: dict[str, Any] = {
+        namespace: dict[str, Any] = {
             "Any": Any,
             "hashlib": hashlib,
             "safe_hash": hashlib.md5,
             "logger": self.logger,
         }
-        run(functions, self._namespace)
+        run(functions, namespace)
+        self._methods = {node.name: namespace[node.name] for node in functions}
 
-    def stand_in(self, hf_config: object, method: str = "eagle3") -> Any:
-        """A config object with the source's methods."""
+    def stand_in(
+        self, hf_config: object, method: str = "eagle3", target: str | None = "deepseek_v3"
+    ) -> Any:
+        """A config object with the source's methods, for a target by its text model's type."""
         draft = None
         if hf_config is not None:
             draft = SimpleNamespace(hf_config=hf_config, compute_hash=lambda: "draft")
-        names = [name for name in (METHOD, "compute_hash") if name in self._namespace]
-        methods = {name: self._namespace[name] for name in names}
-        config = type("SpeculativeConfig", (), methods)()
+        text = SimpleNamespace(model_type=target, num_hidden_layers=NUM_LAYERS)
+        config = type("SpeculativeConfig", (), self._methods)()
         config.method = method
         config.draft_model_config = draft
+        config.target_model_config = target and SimpleNamespace(hf_text_config=text)
         config.enable_adaptive_verification = False
         return config
 
-    def layers(self, hf_config: object, method: str = "eagle3") -> tuple[int, ...] | None:
+    def layers(self, hf_config: object, *given: str | None) -> tuple[int, ...] | None:
         """The layer ids that the config decides on."""
-        layers: tuple[int, ...] | None = getattr(self.stand_in(hf_config, method), METHOD)()
+        layers: tuple[int, ...] | None = getattr(self.stand_in(hf_config, *given), METHOD)()
         return layers
 
-    def hash(self, hf_config: object, method: str = "eagle3") -> str:
+    def hash(self, hf_config: object, *given: str | None) -> str:
         """The config's part of the compile-cache key."""
-        return str(self.stand_in(hf_config, method).compute_hash())
+        return str(self.stand_in(hf_config, *given).compute_hash())
 
 
 def run(statements: list[Any], namespace: dict[str, Any]) -> None:

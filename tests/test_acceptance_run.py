@@ -125,14 +125,13 @@ def test_the_order_of_the_ids_is_without_effect() -> None:
 @pytest.mark.parametrize(
     ("ids", "convention", "patched", "boundaries"),
     [
-        ((1, 3, 4), "", True, (2, 4, 5)),
-        ((1, 3, 4), "", False, (1, 3, 4)),
+        ((1, 3, 4), "output", True, (2, 4, 5)),
+        ((1, 3, 4), "output", False, (1, 3, 4)),
         ((1, 3, 4), "boundary", True, (1, 3, 4)),
-        ((2, 4, 5), "", True, (2, 4, 5)),
-        ((4, 1, 6), "", True, (1, 4, 6)),
+        ((4, 1, 6), "output", True, (2, 5, 7)),
     ],
 )
-def test_ids_that_begin_with_1_count_outputs_where_patched(
+def test_what_ids_count_is_read_where_patched(
     ids: tuple[int, ...], convention: str, patched: bool, boundaries: tuple[int, ...]
 ) -> None:
     configuration = Configuration("a draft", ids, "a note", "top", convention)

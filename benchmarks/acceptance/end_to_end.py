@@ -194,7 +194,7 @@ class Run:
         command += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
         if row.draft:
             command += ["--draft", str(options.models / row.draft), "--place", row.place]
-            command += ["--ids", ",".join(map(str, row.ids)), "--convention", "boundary"]
+            command += ["--ids", ",".join(map(str, row.ids))]
         if row.mode != "eager":
             command.append(f"--{row.mode}")
         engine = options.engine | row.engine

@@ -39,7 +39,7 @@ class Configuration:
         ids: The ids in its config.
         note: What they are, for the table.
         place: Where they stand: ``top``, ``nested`` in ``eagle_config``, or ``none``.
-        convention: What the config says that they count; nothing if it is empty.
+        convention: What the config says that they count.
     """
 
     draft: str
@@ -52,20 +52,20 @@ class Configuration:
     def name(self) -> str:
         """As the table shows it."""
         places = {"top": f"{self.ids}", "nested": f"{self.ids} in eagle_config", "none": "left out"}
-        unsaid = "" if self.convention else ", no convention"
-        return f"{self.draft}, ids {places[self.place]}{unsaid}: {self.note}"
+        said = ", said to be outputs" if self.convention == "output" else ""
+        return f"{self.draft}, ids {places[self.place]}{said}: {self.note}"
 
     def readings(self, *, patched: bool) -> tuple[tuple[int, ...], ...]:
         """The boundaries that vLLM is to use: one answer, or one of several.
 
         The states are collected on the way through the layers, so the order in the config is
-        without effect. Where our patch is in, nested ids are read, and ids that begin with 1 and
-        come without a convention are outputs of layers. Other releases take ids as they are, and
-        older ones do not look into ``eagle_config`` and take their default.
+        without effect. Where our patch is in, nested ids are read, and so is what they count.
+        Other releases take ids as they are, and older ones do not look into ``eagle_config`` and
+        take their default.
         """
         if self.place == "none":
             return (DEFAULT,)
-        if patched and not self.convention and self.ids[0] == 1:
+        if patched and self.convention == "output":
             return (tuple(sorted(shifted(self.ids, 1))),)
         ids = tuple(sorted(self.ids))
         return (ids, DEFAULT) if self.place == "nested" and not patched else (ids,)
@@ -86,8 +86,8 @@ CONFIGURATIONS = (
     Configuration("sparse-early", (5, 6, 7), "far off"),
     Configuration("sparse-early", SPARSE, "right", "nested"),
     Configuration("sparse-early", SPARSE, "the release's default", "none"),
-    Configuration("default-early", shifted(DEFAULT, -1), OUTPUTS, "top", ""),
-    Configuration("default-early", shifted(DEFAULT, -1), OUTPUTS, "nested", ""),
+    Configuration("default-early", shifted(DEFAULT, -1), OUTPUTS, "top", "output"),
+    Configuration("default-early", shifted(DEFAULT, -1), OUTPUTS, "nested", "output"),
 )
 EDGES = (
     Configuration("sparse-early", (0, 4, 6), "the embedding's output"),
@@ -170,8 +170,7 @@ def run_vllm(
             command += ["--draft", options.models / configuration.draft]
             command += ["--place", configuration.place]
             command += ["--ids", ",".join(map(str, configuration.ids))]
-            if configuration.convention:
-                command += ["--convention", configuration.convention]
+            command += ["--convention", configuration.convention]
         if options.graphs:
             command.append("--graphs")
         started = time.perf_counter()

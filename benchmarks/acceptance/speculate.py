@@ -25,10 +25,7 @@ CONVENTION = f"{NAMED}_convention"
 def draft_with_ids(
     draft: Path, folder: Path, layer_ids: Sequence[int], place: str, convention: str = ""
 ) -> Path:
-    """A copy of a draft model whose config names other layer ids, at another place, or none.
-
-    Without a convention, ids that begin with 1 are outputs of layers where our patch is in.
-    """
+    """A copy of a draft model whose config names other layer ids, at another place, or none."""
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     for key in (NAMED, CONVENTION, "eagle_config"):
         config.pop(key, None)
@@ -140,7 +137,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draft", type=Path, help="without it, no speculation")
     parser.add_argument("--ids", default="", help="layer ids, as in 2,4,5")
     parser.add_argument("--place", choices=("top", "nested", "none"), default="top")
-    parser.add_argument("--convention", choices=("boundary", "output"), default="")
+    parser.add_argument("--convention", choices=("boundary", "output"), default="boundary")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON, lists of token ids")
     parser.add_argument("--ahead", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=64)

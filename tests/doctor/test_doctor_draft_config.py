@@ -54,8 +54,8 @@ def written(
     return config, ended.document["draft_config"]
 
 
-def test_outputs_become_boundaries_at_the_top_level(tmp_path: Path) -> None:
-    config, told = written(tmp_path, K27_CODE)
+def test_outputs_that_the_user_states_become_boundaries_at_the_top_level(tmp_path: Path) -> None:
+    config, told = written(tmp_path, K27_CODE, "--convention", "output")
     assert config[IDS] == [2, 30, 58]
     assert config[f"{IDS}_convention"] == "boundary"
     assert config["eagle_config"][IDS] == [2, 30, 58]
@@ -66,18 +66,24 @@ def test_outputs_become_boundaries_at_the_top_level(tmp_path: Path) -> None:
     assert "aux-layers-convention" not in [f["code"] for f in again.document["findings"]]
 
 
-def test_what_is_ambiguous_is_left_and_said(tmp_path: Path) -> None:
-    config, told = written(tmp_path, AQ_K2)
-    assert IDS not in config
-    assert any("ambiguous" in note for note in told["notes"])
-
-
 @pytest.mark.parametrize(
-    ("convention", "ids"), [("boundary", [2, 30, 58]), ("output", [3, 31, 59])]
+    ("options", "said", "ids"),
+    [
+        ((), None, [2, 30, 58]),
+        (("--convention", "boundary"), "boundary", [2, 30, 58]),
+        (("--convention", "output"), "boundary", [3, 31, 59]),
+    ],
 )
-def test_what_the_user_states_is_written(tmp_path: Path, convention: str, ids: list[int]) -> None:
-    config, _ = written(tmp_path, AQ_K2, "--convention", convention)
-    assert config[IDS] == ids
+def test_the_convention_is_written_where_it_is_stated(
+    tmp_path: Path, options: tuple[str, ...], said: str | None, ids: list[int]
+) -> None:
+    config, _ = written(tmp_path, AQ_K2, *options)
+    assert (config[IDS], config.get(f"{IDS}_convention")) == (ids, said)
+
+
+def test_outputs_that_the_config_states_are_written_as_boundaries(tmp_path: Path) -> None:
+    config, _ = written(tmp_path, changed(STATED, **{f"{IDS}_convention": "output"}))
+    assert (config[IDS], config[f"{IDS}_convention"]) == ([3, 31, 59], "boundary")
 
 
 def test_four_layers_are_counted(tmp_path: Path) -> None:

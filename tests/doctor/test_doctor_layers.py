@@ -11,8 +11,8 @@ from doctor_models import (
     IDS,
     K27_CODE,
     KIMI_K2,
+    LLAMA_8B,
     LLAMA_DRAFT,
-    NVIDIA,
     SPECULATORS_V3,
     TINY,
     changed,
@@ -29,29 +29,28 @@ from vllm_eagle3_patch.doctor.serve_options import parse_serve
     ("release", "patched", "draft", "expected"),
     [
         # Nothing is read up to 0.11.0, whatever stands where.
-        ("0.11.0", False, {IDS: [2, 20, 40]}, ("top", (2, 30, 58), "ambiguous")),
+        ("0.11.0", False, {IDS: [2, 20, 40]}, ("top", (2, 30, 58), "boundary")),
         # The top level alone is read from 0.11.1 to 0.21.0.
-        ("0.11.1", False, {IDS: [2, 20, 40]}, ("top", (2, 20, 40), "ambiguous")),
-        ("0.21.0", False, nested(2, 20, 40), ("eagle_config", (2, 30, 58), "ambiguous")),
+        ("0.11.1", False, {IDS: [2, 20, 40]}, ("top", (2, 20, 40), "boundary")),
+        ("0.21.0", False, nested(2, 20, 40), ("eagle_config", (2, 30, 58), "boundary")),
         # The V1 runner reads nested ids from 0.22.0 on, as they are.
-        ("0.22.0", False, nested(1, 29, 57), ("eagle_config", (1, 29, 57), "output")),
-        ("0.28.0", False, nested(1, 29, 57), ("eagle_config", (1, 29, 57), "output")),
+        ("0.22.0", False, nested(1, 29, 57), ("eagle_config", (1, 29, 57), "boundary")),
+        ("0.28.0", False, nested(1, 29, 57), ("eagle_config", (1, 29, 57), "boundary")),
         # From 0.29.0 on the other runner runs, which reads layer_ids only.
-        ("0.29.0", False, nested(1, 29, 57), ("eagle_config", (2, 30, 58), "output")),
+        ("0.29.0", False, nested(1, 29, 57), ("eagle_config", (2, 30, 58), "boundary")),
         (
             "0.33.0",
             False,
             {"eagle_config": {"layer_ids": [2, 20, 40]}},
-            ("eagle_config", (2, 20, 40), "ambiguous"),
+            ("eagle_config", (2, 20, 40), "boundary"),
         ),
-        # The patch reads all places and counts outputs for what they are.
-        ("0.17.1", True, nested(1, 29, 57), ("eagle_config", (2, 30, 58), "output")),
-        ("0.17.1", True, nested(1, 14, 39), ("eagle_config", (2, 15, 40), "output")),
+        # The patch reads all places; what the ids mean: tests/test_aux_layer_ids_releases.py.
+        ("0.17.1", True, nested(1, 14, 39), ("eagle_config", (1, 14, 39), "boundary")),
         (
             "0.17.1",
             True,
-            {IDS: [1, 14, 39], f"{IDS}_convention": "boundary"},
-            ("top", (1, 14, 39), "boundary"),
+            {"eagle_config": {"layer_ids": [1, 14, 39], f"{IDS}_convention": "output"}},
+            ("eagle_config", (2, 15, 40), "output"),
         ),
         # An empty list is no list.
         ("0.17.1", False, {IDS: []}, (None, (2, 30, 58), "default")),
@@ -95,27 +94,33 @@ def test_pipeline_stages_bring_the_v1_runner_back_where_it_takes_over() -> None:
     assert situation(draft=draft, release="0.33.0", serve="-pp 2").newer_runner is not None
 
 
-def test_conventions_that_the_evidence_decides() -> None:
-    assert situation(DEEPSEEK_V3, SPECULATORS_V3).layers.convention == "boundary"
-    assert situation(draft=NVIDIA).layers.convention == "boundary"
-    assert situation(draft=changed(LLAMA_DRAFT, **{IDS: [2, 30, 61]})).layers.convention == (
-        "boundary"
-    )
-    assert situation(draft=AQ_K2).layers.convention == "ambiguous"
-    assert situation(draft=K27_CODE).layers.convention == "output"
+def test_another_target_gets_what_the_release_reads() -> None:
+    draft = changed(LLAMA_DRAFT, **nested(2, 20, 28, **{f"{IDS}_convention": "output"}))
+    assert situation(LLAMA_8B, draft, release="0.17.1", patched=True).layers.used == (2, 16, 29)
+    above = changed(LLAMA_DRAFT, **{IDS: [2, 20, 28], f"{IDS}_convention": "output"})
+    assert situation(LLAMA_8B, above, release="0.17.1", patched=True).layers.used == (2, 20, 28)
+
+
+def test_what_the_user_states_goes_before_the_config() -> None:
+    draft = changed(LLAMA_DRAFT, **{IDS: [2, 20, 40], f"{IDS}_convention": "boundary"})
+    assert situation(draft=draft).layers.convention == "boundary"
+    assert situation(draft=draft, convention="output").layers.convention == "output"
+    assert situation(draft=draft, convention="output").layers.used == (2, 20, 40)
 
 
 def test_the_sentence_says_what_happens() -> None:
-    lucky = situation(draft=K27_CODE, release="0.17.1").layers.sentence
-    assert "asks for 1, 29, 57 under eagle_config" in lucky
+    lucky = situation(draft=AQ_K2, release="0.17.1").layers.sentence
+    assert "asks for 2, 30, 58 under eagle_config" in lucky
     assert "default 2, 30, 58: the outputs of layers 1, 29 and 57: the same tensors, by luck" in (
         lucky
     )
-    off = situation(draft=K27_CODE, release="0.22.0").layers.sentence
+    off = situation(draft=K27_CODE, release="0.22.0", convention="output").layers.sentence
     assert "uses 1, 29, 57: the outputs of layers 0, 28 and 56, but the draft model wants the " in (
         off
     )
     assert off.endswith("the outputs of layers 1, 29 and 57")
+    unsaid = situation(draft=K27_CODE, release="0.22.0").layers.sentence
+    assert unsaid.endswith("they look like outputs of layers, and nothing says whether they are")
 
 
 def test_outputs_in_words() -> None:
@@ -138,8 +143,8 @@ def test_no_layer_count_no_layers() -> None:
     [
         # Trained on boundaries 1, 4 and 6 of a target of 8 layers, and saying so.
         ({IDS: [1, 4, 6], f"{IDS}_convention": "boundary"}, (1, 4, 6), {}),
-        # One more each: nothing says what they count.
-        ({IDS: [2, 5, 7]}, (2, 5, 7), {"aux-layers-convention": "warning"}),
+        # One more each: as good as any, to all that the configs show.
+        ({IDS: [2, 5, 7]}, (2, 5, 7), {}),
         # No list: the default.
         ({}, (2, 4, 5), {"aux-layers-default": "warning"}),
     ],

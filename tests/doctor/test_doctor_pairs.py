@@ -42,8 +42,6 @@ from doctor_models import (
 
 GATE = {"target-not-allowed": "E", "interface-missing": "E"}
 WRAPPED = {**GATE, "wrapper-missing": "E", "image-token": "E"}
-AMBIGUOUS = {"aux-layers-convention": "W"}
-OFF_BY_ONE = {"aux-layers-convention": "W"}
 
 STATED_V3 = changed(STATED, vocab_size=129280, max_position_embeddings=163840)
 STATED_GLM = changed(
@@ -90,7 +88,6 @@ PAIRS: dict[str, Pair] = {
         "0.9.2",
         {
             **GATE,
-            **AMBIGUOUS,
             "draft-architecture": "E",
             "kv-pages": "E",
         },
@@ -102,7 +99,6 @@ PAIRS: dict[str, Pair] = {
         "0.10.0",
         {
             **GATE,
-            **AMBIGUOUS,
             "draft-architecture": "E",
             "kv-pages": "E",
         },
@@ -114,7 +110,6 @@ PAIRS: dict[str, Pair] = {
         "0.10.1",
         {
             **GATE,
-            **AMBIGUOUS,
             "draft-architecture": "E",
             "kv-pages": "E",
         },
@@ -126,7 +121,6 @@ PAIRS: dict[str, Pair] = {
         "0.10.2",
         {
             **GATE,
-            **AMBIGUOUS,
             "kv-pages": "E",
             "quantization": "E",
         },
@@ -138,7 +132,6 @@ PAIRS: dict[str, Pair] = {
         "0.11.0",
         {
             **GATE,
-            **AMBIGUOUS,
             "kv-pages": "E",
             "quantization": "E",
         },
@@ -148,37 +141,36 @@ PAIRS: dict[str, Pair] = {
         KIMI_K2,
         AQ_K2,
         "0.11.0",
-        AMBIGUOUS,
+        {},
         "draft-attention-metadata mends that, aux-layer-ids reads the ids",
         patched=True,
     ),
-    "K2 0.11.1": Pair(KIMI_K2, AQ_K2, "0.11.1", {**GATE, **AMBIGUOUS}, "the two gates"),
-    "K2 0.12.0 patched": Pair(KIMI_K2, AQ_K2, "0.12.0", AMBIGUOUS, "gates open", patched=True),
-    "K2 0.16.0": Pair(KIMI_K2, AQ_K2, "0.16.0", {**GATE, **AMBIGUOUS}, "the two gates"),
+    "K2 0.11.1": Pair(KIMI_K2, AQ_K2, "0.11.1", GATE, "the two gates"),
+    "K2 0.12.0 patched": Pair(KIMI_K2, AQ_K2, "0.12.0", {}, "gates open", patched=True),
+    "K2 0.16.0": Pair(KIMI_K2, AQ_K2, "0.16.0", GATE, "the two gates"),
     "K2 0.17.1": Pair(
         KIMI_K2,
         AQ_K2,
         "0.17.1",
-        {**GATE, **AMBIGUOUS},
+        GATE,
         "the two gates; the default equals the nested ids",
     ),
     "K2 0.17.1 patched": Pair(
         KIMI_K2,
         AQ_K2,
         "0.17.1",
-        AMBIGUOUS,
-        "gates open; nobody knows what [2, 30, 58] of this trainer counts",
+        {},
+        "gates open",
         patched=True,
     ),
-    "K2 0.18.0": Pair(KIMI_K2, AQ_K2, "0.18.0", AMBIGUOUS, "native; the same question"),
-    "K2 0.22.0": Pair(KIMI_K2, AQ_K2, "0.22.0", AMBIGUOUS, "nested ids are read: the same ids"),
-    "K2 0.33.0": Pair(KIMI_K2, AQ_K2, "0.33.0", AMBIGUOUS, "the other runner, its default"),
+    "K2 0.18.0": Pair(KIMI_K2, AQ_K2, "0.18.0", {}, "native"),
+    "K2 0.22.0": Pair(KIMI_K2, AQ_K2, "0.22.0", {}, "nested ids are read: the same ids"),
+    "K2 0.33.0": Pair(KIMI_K2, AQ_K2, "0.33.0", {}, "the other runner, its default"),
     "K2-Thinking 0.18.0": Pair(
         KIMI_K2_THINKING,
         AQ_K2,
         "0.18.0",
         {
-            **AMBIGUOUS,
             "max-position": "W",
         },
         "a window of 131072 for a target of 262144",
@@ -187,7 +179,7 @@ PAIRS: dict[str, Pair] = {
         KIMI_K2_THINKING,
         AQ_K2,
         "0.18.0",
-        AMBIGUOUS,
+        {},
         "served no longer than the draft's window",
         serve="--max-model-len 131072",
     ),
@@ -198,7 +190,6 @@ PAIRS: dict[str, Pair] = {
         "0.14.1",
         {
             **GATE,
-            **AMBIGUOUS,
             "image-token": "E",
         },
         "the class came in 0.15.0",
@@ -207,14 +198,14 @@ PAIRS: dict[str, Pair] = {
         KIMI_K25,
         AQ_K25,
         "0.15.0",
-        {**WRAPPED, **AMBIGUOUS},
+        WRAPPED,
         "the class is there and lacks all four",
     ),
-    "K2.5 0.15.0 patched": Pair(KIMI_K25, AQ_K25, "0.15.0", AMBIGUOUS, "mended", patched=True),
-    "K2.5 0.17.1": Pair(KIMI_K25, AQ_K25, "0.17.1", {**WRAPPED, **AMBIGUOUS}, "all four"),
-    "K2.5 0.17.1 patched": Pair(KIMI_K25, AQ_K25, "0.17.1", AMBIGUOUS, "mended", patched=True),
-    "K2.5 0.18.0": Pair(KIMI_K25, AQ_K25, "0.18.0", AMBIGUOUS, "native"),
-    "K2.5 0.33.0": Pair(KIMI_K25, AQ_K25, "0.33.0", AMBIGUOUS, "native"),
+    "K2.5 0.15.0 patched": Pair(KIMI_K25, AQ_K25, "0.15.0", {}, "mended", patched=True),
+    "K2.5 0.17.1": Pair(KIMI_K25, AQ_K25, "0.17.1", WRAPPED, "all four"),
+    "K2.5 0.17.1 patched": Pair(KIMI_K25, AQ_K25, "0.17.1", {}, "mended", patched=True),
+    "K2.5 0.18.0": Pair(KIMI_K25, AQ_K25, "0.18.0", {}, "native"),
+    "K2.5 0.33.0": Pair(KIMI_K25, AQ_K25, "0.33.0", {}, "native"),
     "K2.5, no ids 0.17.1 patched": Pair(
         KIMI_K25,
         LIGHTSEEK_K25,
@@ -243,10 +234,10 @@ PAIRS: dict[str, Pair] = {
         serve=EAGLE,
     ),
     "K2.5, FP8 draft 0.18.0": Pair(
-        KIMI_K25, AMD_FP8, "0.18.0", AMBIGUOUS, "the draft model's own quantization is used"
+        KIMI_K25, AMD_FP8, "0.18.0", {}, "the draft model's own quantization is used"
     ),
     "K2.6, FP4 target 0.18.0": Pair(
-        KIMI_K26, AQ_K25, "0.18.0", AMBIGUOUS, "quantized targets accept well"
+        KIMI_K26, AQ_K25, "0.18.0", {}, "quantized targets accept well"
     ),
     # MLA draft models.
     "K2.5 MLA 0.17.1": Pair(
@@ -255,7 +246,6 @@ PAIRS: dict[str, Pair] = {
         "0.17.1",
         {
             **WRAPPED,
-            **AMBIGUOUS,
             "draft-architecture": "E",
             "draft-model-type": "E",
         },
@@ -266,21 +256,20 @@ PAIRS: dict[str, Pair] = {
         MLA_K25,
         "0.17.1",
         {
-            **AMBIGUOUS,
             "draft-architecture": "E",
             "draft-model-type": "E",
         },
         "the patch adds no draft class",
         patched=True,
     ),
-    "K2.5 MLA 0.18.0": Pair(KIMI_K25, MLA_K25, "0.18.0", AMBIGUOUS, "native"),
-    "K2.5 MLA 0.22.0": Pair(KIMI_K25, MLA_K25, "0.22.0", AMBIGUOUS, "nested ids are read"),
-    "K2.5 MLA 0.33.0": Pair(KIMI_K25, MLA_K25, "0.33.0", AMBIGUOUS, "the default is used"),
+    "K2.5 MLA 0.18.0": Pair(KIMI_K25, MLA_K25, "0.18.0", {}, "native"),
+    "K2.5 MLA 0.22.0": Pair(KIMI_K25, MLA_K25, "0.22.0", {}, "nested ids are read"),
+    "K2.5 MLA 0.33.0": Pair(KIMI_K25, MLA_K25, "0.33.0", {}, "the default is used"),
     "K2.5 MLA, backend forced 0.18.0": Pair(
         KIMI_K25,
         MLA_K25,
         "0.18.0",
-        AMBIGUOUS,
+        {},
         "an MLA draft model can use it",
         serve="--attention-backend FLASHINFER_MLA",
     ),
@@ -296,11 +285,11 @@ PAIRS: dict[str, Pair] = {
         KIMI_K26,
         MLA_31,
         "0.22.0",
-        OFF_BY_ONE,
-        "the norms are there, but nested [1, 29, 57] is taken for boundaries",
+        {},
+        "the norms are there; that [1, 29, 57] looks like outputs is said",
     ),
     "K2.6 MLA 3.1 0.28.0": Pair(
-        KIMI_K26, MLA_31, "0.28.0", OFF_BY_ONE, "experts and not listed: still the V1 runner"
+        KIMI_K26, MLA_31, "0.28.0", {}, "experts and not listed: still the V1 runner"
     ),
     "K2.6 MLA 3.1 0.29.0": Pair(
         KIMI_K26,
@@ -327,15 +316,22 @@ PAIRS: dict[str, Pair] = {
         "its trainer counts boundaries, and they are the default",
     ),
     # Ids that count outputs: 1, 29, 57.
-    "K2.7 0.17.1": Pair(KIMI_K25, K27_CODE, "0.17.1", WRAPPED, "the gates; layers by luck"),
-    "K2.7 0.17.1 patched": Pair(
-        KIMI_K25, K27_CODE, "0.17.1", {}, "the patch counts outputs for what they are", patched=True
+    "K2.7 0.17.1": Pair(
+        KIMI_K25, K27_CODE, "0.17.1", WRAPPED, "the gates; the default is right if they are outputs"
     ),
-    "K2.7 0.18.0": Pair(KIMI_K25, K27_CODE, "0.18.0", {}, "ignored; the default is right, by luck"),
+    "K2.7 0.17.1 patched": Pair(
+        KIMI_K25,
+        K27_CODE,
+        "0.17.1",
+        {},
+        "read as boundaries; that they look like outputs is said",
+        patched=True,
+    ),
+    "K2.7 0.18.0": Pair(KIMI_K25, K27_CODE, "0.18.0", {}, "the same"),
     "K2.7 0.21.0": Pair(KIMI_K25, K27_CODE, "0.21.0", {}, "the same"),
-    "K2.7 0.22.0": Pair(KIMI_K25, K27_CODE, "0.22.0", OFF_BY_ONE, "read as they are"),
-    "K2.7 0.24.0": Pair(KIMI_K25, K27_CODE, "0.24.0", OFF_BY_ONE, "the same"),
-    "K2.7 0.33.0": Pair(KIMI_K25, K27_CODE, "0.33.0", {}, "the other runner's default is right"),
+    "K2.7 0.22.0": Pair(KIMI_K25, K27_CODE, "0.22.0", {}, "read as they are"),
+    "K2.7 0.24.0": Pair(KIMI_K25, K27_CODE, "0.24.0", {}, "the same"),
+    "K2.7 0.33.0": Pair(KIMI_K25, K27_CODE, "0.33.0", {}, "the other runner's default"),
     # DeepSeek-V3 and R1.
     "V3 template 0.17.1 patched": Pair(
         DEEPSEEK_V3,
@@ -363,10 +359,9 @@ PAIRS: dict[str, Pair] = {
         SPECFORGE_V3,
         "0.22.0",
         {
-            **OFF_BY_ONE,
             "dtype": "W",
         },
-        "nested outputs read as boundaries",
+        "nested ids are read",
     ),
     "V3 speculators 0.10.0": Pair(
         DEEPSEEK_V3,
@@ -485,7 +480,6 @@ PAIRS: dict[str, Pair] = {
             "hidden-size": "E",
             "vocab": "W",
             "aux-layers-ignored": "W",
-            **AMBIGUOUS,
         },
         "7168 wide for a target of 4096",
     ),
@@ -494,14 +488,14 @@ PAIRS: dict[str, Pair] = {
         changed(LLAMA_DRAFT, **nested(1, 14, 39)),
         "0.18.0",
         {"aux-layers-ignored": "W"},
-        "trained on outputs 1, 14 and 39, fed 1, 29 and 57",
+        "trained on boundaries 1, 14 and 39, fed 2, 30 and 58",
     ),
     "K2 with other layers 0.17.1 patched": Pair(
         KIMI_K2,
         changed(LLAMA_DRAFT, **nested(1, 14, 39)),
         "0.17.1",
         {},
-        "read, and counted right",
+        "read, as they are",
         patched=True,
     ),
 }

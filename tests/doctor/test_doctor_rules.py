@@ -41,6 +41,7 @@ attention-backend kv-pages kv-transfer use-aux-hidden-state
 
 SHARING = {name: shape for name, shape in WEIGHTS.items() if name != "lm_head.weight"}
 WHOLE = changed(STATED, draft_vocab_size=163840)
+SAID_OUTPUTS = changed(STATED, **{IDS: [1, 29, 57], f"{IDS}_convention": "output"})
 MLA = changed(MLA_K25, **{IDS: [2, 30, 58], f"{IDS}_convention": "boundary"})
 
 
@@ -229,19 +230,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "ids that begin with 2": (
         {"draft": changed(LLAMA_DRAFT, **{IDS: [2, 30, 58]})},
-        {"aux-layers-convention": "warning"},
+        {},
     ),
-    "ids that begin with 2, which the user states": (
-        {"draft": changed(LLAMA_DRAFT, **{IDS: [2, 30, 58]}), "convention": "boundary"},
+    "ids that look like outputs": (
+        {"draft": changed(LLAMA_DRAFT, **{IDS: [1, 29, 57]})},
         {},
     ),
     "outputs that are taken for boundaries": (
-        {"draft": changed(LLAMA_DRAFT, **{IDS: [1, 29, 57]})},
+        {"draft": SAID_OUTPUTS},
+        {"aux-layers-convention": "warning"},
+    ),
+    "ids that the user states to be outputs": (
+        {"draft": changed(LLAMA_DRAFT, **{IDS: [1, 29, 57]}), "convention": "output"},
         {"aux-layers-convention": "warning"},
     ),
     "outputs that the patch turns into boundaries": (
         {
-            "draft": changed(LLAMA_DRAFT, **{IDS: [1, 29, 57]}),
+            "draft": SAID_OUTPUTS,
             "release": "0.17.1",
             "patched": True,
         },
@@ -700,12 +705,12 @@ def test_a_target_that_the_list_never_held_is_sent_past_the_list() -> None:
 
 
 def test_harden_is_named_where_it_reads_the_layer_ids_right() -> None:
-    draft = changed(STATED, **{IDS: [1, 29, 57], f"{IDS}_convention": "output"})
+    draft = SAID_OUTPUTS
     assert "apply --harden" in fix_of(situation(draft=draft), "aux-layers-convention")
     # No target of the family: nothing of ours changes it.
     other = situation(LLAMA_8B, draft)
     assert all("apply" not in finding.fix for finding in findings(other))
-    already = replace(situation(draft=draft).engine, converts_outputs=True)
+    already = replace(situation(draft=draft).engine, decides_layers=True)
     assert "aux-layers-convention" not in grave(replace(situation(draft=draft), engine=already))
 
 

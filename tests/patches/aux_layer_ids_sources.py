@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from patch_checks import changed
 
 from vllm_eagle3_patch.ground.family import FAMILY
-from vllm_eagle3_patch.patches._layer_ids import CONFIG_METHOD
+from vllm_eagle3_patch.patches._layer_ids import CONFIG_METHODS
 from vllm_eagle3_patch.patches.aux_layer_ids import AuxLayerIds
 from vllm_eagle3_patch.vllm_source.paths import NEWER_LAYER_IDS
 from vllm_eagle3_patch.vllm_source.paths import RUNNER as RUNNER_PATH
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.ground.family import FamilyModel
 
 MARKER = "# vllm-eagle3-patch: aux-layer-ids\n"
-INSERTED = f"    {MARKER}{textwrap.indent(CONFIG_METHOD.strip(), '    ')}\n\n"
+INSERTED = f"    {MARKER}{textwrap.indent(CONFIG_METHODS.strip(), '    ')}\n\n"
 
 # As in vLLM 0.8.5 to 0.16.0: no ids in the key.
 CONFIG = '''"""A speculative config look-alike."""
@@ -83,8 +83,7 @@ FACTORS = '        factors.append(self.method == "eagle3")\n'
 LATER_READ = """                None,
             )
 """
-LATER_HASHED = f"""            {MARKER}            if self.method == "eagle3":
-                layer_ids = self.eagle3_aux_hidden_state_layers()
+LATER_HASHED = f"""            {MARKER}            layer_ids = self.eagle3_aux_hidden_state_layers() or layer_ids
 """
 
 # As in vLLM 0.11.1 to 0.19.1.
@@ -113,7 +112,7 @@ class GPUModelRunner:
 '''
 RUNNER_GUARD = "        if not (self.speculative_config and"
 RUNNER_ASKS = f"""        {MARKER}\
-        if self.speculative_config and self.speculative_config.method == "eagle3":
+        if self.speculative_config and self.speculative_config.eagle3_aux_hidden_state_layers():
             return self.speculative_config.eagle3_aux_hidden_state_layers()
 """
 
@@ -165,7 +164,7 @@ def get_eagle3_aux_layers_from_config(
     return tuple(layer_ids) if layer_ids else None
 '''
 NEWER_GUARD = "    if not (spec_config and"
-NEWER_ASKS = f"""    {MARKER}    if spec_config and spec_config.method == "eagle3":
+NEWER_ASKS = f"""    {MARKER}    if spec_config and spec_config.eagle3_aux_hidden_state_layers():
         return spec_config.eagle3_aux_hidden_state_layers()
 """
 

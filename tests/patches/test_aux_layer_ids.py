@@ -100,7 +100,7 @@ OTHER_LAYOUTS: dict[str, tuple[str, list[Change], list[Change]]] = {
     "the ids under another name": (
         "config that hashes the top level",
         RENAMED,
-        [("layer_ids = self.eagle3", "aux_ids = self.eagle3")],
+        [("layer_ids = self.eagle3", "aux_ids = self.eagle3"), ("or layer_ids", "or aux_ids")],
     ),
     "the ids read on one line": (
         "config that hashes the top level",
@@ -140,7 +140,7 @@ OTHER_LAYOUTS: dict[str, tuple[str, list[Change], list[Change]]] = {
         "newer runner",
         [PARAMETER],
         [
-            ("if spec_config and spec_config.method", "if config and config.method"),
+            ("if spec_config and spec_config.eagle3", "if config and config.eagle3"),
             ("return spec_config.eagle3", "return config.eagle3"),
         ],
     ),
@@ -209,7 +209,8 @@ def test_key_follows_the_ids_in_effect(which: str) -> None:
     config = CONFIGS[which]
     by_layers: dict[object, set[str]] = {}
     for hf_config, layers in IN_EFFECT.values():
-        by_layers.setdefault(layers, set()).add(config.hash(hf_config))
+        if layers is not None:
+            by_layers.setdefault(layers, set()).add(config.hash(hf_config))
     assert all(len(keys) == 1 for keys in by_layers.values()), "other keys for the same layers"
     assert len(set.union(*by_layers.values())) == len(by_layers), "one key for other layers"
 
@@ -224,11 +225,15 @@ def test_log_says_once_what_is_used_and_why() -> None:
         config.layers(nested(OUTPUTS))
         config.hash(nested(OUTPUTS))
     (message,) = config.logger.messages
-    for part in ("(2, 30, 58)", "[1, 29, 57]", f"eagle_config.{KEY}", "'output'", CONVENTION):
+    for part in ("(1, 29, 57)", "[1, 29, 57]", f"eagle_config.{KEY}", "'boundary'", CONVENTION):
         assert part in message
     config.layers(top(BOUNDARIES))
     assert f": {KEY} in the draft model's config is [2, 30, 58]" in config.logger.messages[1]
-    assert "'boundary'" in config.logger.messages[1]
+    config.layers(nested(OUTPUTS, **{CONVENTION: "output"}))
+    assert "'output'" in config.logger.messages[2]
+    (warning,) = config.logger.warnings
+    for part in ("[1, 29, 57]", f'"{CONVENTION}": "output"'):
+        assert part in warning
 
 
 def test_log_says_that_the_default_is_used() -> None:
@@ -236,7 +241,7 @@ def test_log_says_that_the_default_is_used() -> None:
     config.layers(DraftConfig())
     (message,) = config.logger.messages
     assert KEY in message
-    assert "default" in message
+    assert "the choice is vLLM's" in message
 
 
 def test_log_is_silent_for_other_methods() -> None:
@@ -245,13 +250,17 @@ def test_log_is_silent_for_other_methods() -> None:
     assert config.logger.messages == []
 
 
-def stand_in(hf_config: object, method: str = "eagle3") -> Any:
-    return CONFIGS["earlier"].stand_in(hf_config, method)
+def stand_in(hf_config: object, method: str = "eagle3", target: str = "kimi_k2") -> Any:
+    return CONFIGS["earlier"].stand_in(hf_config, method, target)
 
 
 READ: dict[str, tuple[object, tuple[int, ...] | None]] = {
-    "outputs, nested": (stand_in(nested(OUTPUTS)), (2, 30, 58)),
-    "outputs, top level": (stand_in(top(OUTPUTS)), (2, 30, 58)),
+    "nested": (stand_in(nested(OUTPUTS)), (1, 29, 57)),
+    "outputs": (stand_in(nested(OUTPUTS, **{CONVENTION: "output"})), (2, 30, 58)),
+    "another target": (
+        stand_in(top(OUTPUTS, **{CONVENTION: "output"}), target="llama"),
+        (1, 29, 57),
+    ),
     "none": (stand_in(DraftConfig()), None),
     "no draft model": (stand_in(None), None),
     "no speculative config": (None, None),

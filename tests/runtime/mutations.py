@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def mutate(site_packages: Path, mutation: Mutation) -> dict[Path, bytes]:
         return _edit(
             model, lambda text: text.replace("if layer_id in self.aux_hidden_state_layers", shifted)
         )
-    asked = "layer_ids = self.eagle3_aux_hidden_state_layers()"
+    asked = re.compile(r"layer_ids = self\.eagle3_aux_hidden_state_layers\(\).*")
     package = site_packages / "vllm"
     candidates = (package / "config.py", *package.glob("config/*.py"))
-    (config,) = (f for f in candidates if f.exists() and asked in f.read_text())
-    return _edit(config, lambda text: text.replace(asked, "layer_ids = None"))
+    (config,) = (f for f in candidates if f.exists() and asked.search(f.read_text()))
+    return _edit(config, lambda text: asked.sub("layer_ids = None", text))
 
 
 def _move_behind_layer(text: str) -> str:

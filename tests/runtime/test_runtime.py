@@ -78,8 +78,8 @@ def test_other_ids_never_get_a_cached_graph(proof: Proof) -> None:
 
 def test_draft_configs_are_read_as_documented(proof: Proof) -> None:
     ids = {draft: report["layer_ids"] for (draft, _), report in proof.compiled.items()}
-    # The first begins with 1 and so counts outputs; the last is nested.
-    assert ids == {"sparse": [2, 5, 7], "default": [2, 4, 5], "nested": [3, 5, 6]}
+    # The last is nested.
+    assert ids == {"sparse": [1, 4, 6], "default": [2, 4, 5], "nested": [3, 5, 6]}
 
 
 def test_check_and_verify_agree(proof: Proof) -> None:

@@ -50,7 +50,7 @@ def limits_of(engine: Engine, model: FamilyModel) -> tuple[str, ...]:
         "dual-batch-overlap": engine.dual_batch_overlap == "fails",
         "forced-mla-backend": _forced_mla_backend(engine, model),
         "blackwell": _blackwell(engine, model),
-        "nested-layer-ids": NESTED not in engine.keys,
+        "nested-layer-ids": NESTED not in engine.keys and not engine.decides_layers,
         "float16": target.float16_scaling,
         "platform": target.partial_sums,
     }

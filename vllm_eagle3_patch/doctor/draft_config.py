@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.doctor.checkpoint import CONFIG, CheckpointError
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
-from vllm_eagle3_patch.doctor.layers import AMBIGUOUS, CONVENTION, LAYER_IDS
 from vllm_eagle3_patch.doctor.rules.draft_config import remote_files
 from vllm_eagle3_patch.doctor.situation import METHOD, THREE
 from vllm_eagle3_patch.ground.errors import NotWritableError
+from vllm_eagle3_patch.ground.layer_ids import BOUNDARY, CONVENTION, LAYER_IDS
 from vllm_eagle3_patch.vllm_source.engine import NESTED
 
 if TYPE_CHECKING:
@@ -120,19 +120,17 @@ def _layers(situation: Situation, config: dict[str, Any], notes: list[str]) -> I
     if layers.configured is None:
         notes.append("no layer ids are written: the config names none")
         return
-    if layers.convention == AMBIGUOUS:
-        notes.append(
-            f"{LAYER_IDS} is as it was: what it counts is ambiguous; state --convention boundary "
-            "or --convention output"
-        )
-        return
     if situation.draft.speculators is not None:
         return
-    wanted = sorted(layers.wanted[0])
+    wanted = sorted(layers.wanted)
     nested = config.get(NESTED)
     if isinstance(nested, dict) and LAYER_IDS in nested and nested[LAYER_IDS] != wanted:
         nested[LAYER_IDS] = wanted  # The draft model's class counts these from 0.22.0 on.
-    for key, value in ((LAYER_IDS, wanted), (CONVENTION, "boundary")):
+    # Boundaries are right for every vLLM, of which only a patched one reads the convention.
+    values: dict[str, Any] = {LAYER_IDS: wanted}
+    if layers.said_by is not None:
+        values[CONVENTION] = BOUNDARY
+    for key, value in values.items():
         if config.get(key) != value:
             config[key] = value
             yield f"{key}: {json.dumps(value)} at the top level"

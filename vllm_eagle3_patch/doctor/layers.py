@@ -2,7 +2,8 @@
 
 vLLM's id ``k`` means the residual stream entering layer ``k``, a boundary: the output of layer
 ``k - 1``. Id 0 is the embedding output, id ``num_layers`` the final stream before the last norm.
-Some trainers count outputs of layers under the same key (reports 29 and 30, table a).
+Some trainers count outputs of layers under the same key (reports 29 and 30, table a); what a list
+means is decided by ``ground/layer_ids.py``, which the patch ``aux-layer-ids`` shares.
 """
 
 from __future__ import annotations
@@ -12,28 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_eagle3_patch.doctor.draft_view import is_speculators
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
+from vllm_eagle3_patch.ground.layer_ids import (
+    BOUNDARY,
+    CONVENTION,
+    LAYER_IDS,
+    OUTPUT,
+    eagle3_boundaries,
+    eagle3_ids_look_like_outputs,
+)
 from vllm_eagle3_patch.vllm_source.engine import DEFAULT_LAYERS, LOST, NESTED, NESTED_SHORT, TOP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vllm_eagle3_patch.doctor.checkpoint import Checkpoint
-    from vllm_eagle3_patch.vllm_source.engine import Engine
 
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-CONVENTION = f"{LAYER_IDS}_convention"
-BOUNDARY, OUTPUT, AMBIGUOUS, DEFAULT = "boundary", "output", "ambiguous", "default"
+DEFAULT = "default"
 
 _MOST, _DIGITS = 16, 12
 """Ids, and digits of one, that a sentence shows; no model has more."""
-
-_TRAINERS = {
-    "use_last_layernorm": "NVIDIA Model-Optimizer",
-    "use_input_layernorm_in_first_layer": "NVIDIA Model-Optimizer",
-    "use_mtp_layernorm": "NVIDIA Model-Optimizer",
-}
-"""Keys under ``eagle_config`` that one trainer alone writes, which counts boundaries (table a,
-https://github.com/NVIDIA/Model-Optimizer/pull/300)."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,9 @@ class Layers:
         place: The same more precisely, as ``engine`` names places.
         used: The ids that this vLLM will use, None if the target's layer count is not known.
         read: The place where it reads them, None if it uses its default.
-        convention: What the configured ids count: ``boundary``, ``output`` or ``ambiguous``;
-            ``default`` if there are none.
-        why: What the convention was concluded from.
+        convention: What the configured ids count: ``boundary`` or ``output``; ``default`` if there
+            are none.
+        said_by: What says so, None if nothing does.
     """
 
     configured: tuple[int, ...] | None
@@ -57,7 +55,7 @@ class Layers:
     used: tuple[int, ...] | None
     read: str | None
     convention: str
-    why: str
+    said_by: str | None
     num_layers: int | None
 
     @property
@@ -66,16 +64,19 @@ class Layers:
         return None if self.used is None else tuple(layer - 1 for layer in self.used)
 
     @property
-    def wanted(self) -> tuple[tuple[int, ...], ...]:
-        """The boundaries that the configured ids may mean: two where that is ambiguous."""
-        if self.configured is None:
-            return ()
-        above = tuple(layer + 1 for layer in self.configured)
-        return {
-            BOUNDARY: (self.configured,),
-            OUTPUT: (above,),
-            AMBIGUOUS: (self.configured, above),
-        }[self.convention]
+    def wanted(self) -> tuple[int, ...]:
+        """The boundaries that the configured ids mean."""
+        return eagle3_boundaries([*(self.configured or ())], self.convention)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether nothing says what the configured ids count and they look like outputs."""
+        return (
+            self.configured is not None
+            and self.num_layers is not None
+            and self.said_by is None
+            and eagle3_ids_look_like_outputs([*self.configured], self.num_layers)
+        )
 
     @property
     def document(self) -> dict[str, Any]:
@@ -100,8 +101,9 @@ class Layers:
         outputs = in_words(self.outputs_of or ())
         if self.configured is None:
             return f"{asked}, so this vLLM uses its default {listed(self.used)}: {outputs}"
-        if self.read is None:
-            tail = f"this vLLM does not read that and uses its default {listed(self.used)}"
+        if self.read != self.place:
+            default = "its default " if self.read is None else ""
+            tail = f"this vLLM does not read that and uses {default}{listed(self.used)}"
         elif self.used != self.configured:
             tail = f"this vLLM takes that as outputs of layers and uses {listed(self.used)}"
         else:
@@ -109,11 +111,10 @@ class Layers:
         return f"{asked}; {tail}: {outputs}{self._comparison()}"
 
     def _comparison(self) -> str:
-        assert self.used is not None
-        if self.convention == AMBIGUOUS:
-            return "; whether the trainer counted so is not certain"
-        if self.used not in self.wanted:
-            return f", but the draft model wants {in_words([k - 1 for k in self.wanted[0]])}"
+        if self.doubtful:
+            return "; they look like outputs of layers, and nothing says whether they are"
+        if self.used != self.wanted:
+            return f", but the draft model wants {in_words([k - 1 for k in self.wanted])}"
         if self.read is None:
             return ": the same tensors, by luck"
         return ", as the draft model wants"
@@ -160,10 +161,10 @@ def places(draft: Checkpoint) -> dict[str, Any]:
 
 def find_layers(
     draft: Checkpoint,
-    engine: Engine,
     keys: Sequence[str],
     num_layers: int | None,
     *,
+    reads_convention: bool = False,
     default: Sequence[str] = DEFAULT_LAYERS,
     stated: str | None = None,
 ) -> Layers:
@@ -171,9 +172,9 @@ def find_layers(
 
     Args:
         draft: The draft model, its config as vLLM sees it.
-        engine: The vLLM.
-        keys: The places where the runner that will run looks for ids.
+        keys: The places where the vLLM that will run looks for ids.
         num_layers: The target's layers.
+        reads_convention: Whether it reads there what the ids count.
         default: Expressions of ``num_layers``: the target's default ids.
         stated: The convention that the user states, before all evidence.
     """
@@ -182,15 +183,14 @@ def find_layers(
     configured = layer_ids(there[place]) if place else None
     if configured is None:
         place = None
-    convention, why = _convention(draft, configured, num_layers, stated)
+    convention, said_by = _convention(draft, configured, stated)
     read = next((key for key in keys if key in there and layer_ids(there[key])), None)
     used: tuple[int, ...] | None
     if read is None:
         used = default_layers(default, num_layers)
     else:
-        used = layer_ids(there[read]) or ()
-        if engine.converts_outputs and _converted(draft, used):
-            used = tuple(layer + 1 for layer in used)
+        counted = convention_in_config(draft) if reads_convention else None
+        used = eagle3_boundaries(there[read], counted)
     return Layers(
         configured=configured,
         where=None if place is None else (TOP if place in (TOP, LOST) else NESTED),
@@ -198,7 +198,7 @@ def find_layers(
         used=used,
         read=read,
         convention=convention,
-        why=why,
+        said_by=said_by,
         num_layers=num_layers,
     )
 
@@ -214,44 +214,21 @@ def default_layers(expressions: Sequence[str], num_layers: int | None) -> tuple[
     return tuple(value for value in values if isinstance(value, int))
 
 
-def _stated_in_config(draft: Checkpoint) -> Any:
+def convention_in_config(draft: Checkpoint) -> Any:
+    """What the draft model's config says that its ids count; None if it does not."""
     return draft.config.get(CONVENTION, draft.eagle_config.get(CONVENTION))
 
 
-def _converted(draft: Checkpoint, ids: tuple[int, ...]) -> bool:
-    """The rule of the patch ``aux-layer-ids`` (patches/_layer_ids.py)."""
-    said = _stated_in_config(draft)
-    if said is not None:
-        return bool(said == OUTPUT)
-    return ids[0] == 1 and draft.speculators is None
-
-
 def _convention(
-    draft: Checkpoint,
-    configured: tuple[int, ...] | None,
-    num_layers: int | None,
-    stated: str | None,
-) -> tuple[str, str]:
-    """What the ids count, and what that was concluded from."""
+    draft: Checkpoint, configured: tuple[int, ...] | None, stated: str | None
+) -> tuple[str, str | None]:
+    """What the ids count, and what says so."""
     if configured is None:
-        return DEFAULT, "there are no ids"
-    said = stated or _stated_in_config(draft)
-    trainer = next((name for key, name in _TRAINERS.items() if key in draft.eagle_config), None)
-    first = configured[0]
+        return DEFAULT, None
+    if stated is not None:
+        return stated, "--convention"
+    said = convention_in_config(draft)
     if said in (BOUNDARY, OUTPUT):
-        concluded = str(said), f"{CONVENTION} says so" if stated is None else "--convention says so"
-    elif draft.speculators is not None or is_speculators(draft):
-        concluded = BOUNDARY, "the speculators format counts boundaries"
-    elif num_layers is not None and num_layers in configured:
-        concluded = BOUNDARY, f"there is no layer {num_layers} to have an output"
-    elif trainer is not None:
-        concluded = BOUNDARY, f"{trainer} counts boundaries"
-    elif first == 1:
-        concluded = OUTPUT, "ids that begin with 1 count outputs of layers (report 29)"
-    else:
-        concluded = (
-            AMBIGUOUS,
-            f"ids that begin with {first} are boundaries for most readers, but trainers that count "
-            "outputs wrote such ids too",
-        )
-    return concluded
+        return str(said), CONVENTION
+    speculators = draft.speculators is not None or is_speculators(draft)
+    return BOUNDARY, "the speculators format" if speculators else None

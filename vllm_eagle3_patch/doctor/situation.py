@@ -14,8 +14,15 @@ from vllm_eagle3_patch.doctor.draft_view import as_vllm_sees
 from vllm_eagle3_patch.doctor.expressions import NotUnderstoodError, evaluate
 from vllm_eagle3_patch.doctor.layers import Layers, find_layers
 from vllm_eagle3_patch.doctor.serve_options import DEFAULT_TOKENS
-from vllm_eagle3_patch.ground.family import FAMILY, FamilyModel
-from vllm_eagle3_patch.vllm_source.engine import DEFAULT_LAYERS, DraftClass, TargetClass
+from vllm_eagle3_patch.ground.family import FAMILY, TEXT_TYPES, FamilyModel
+from vllm_eagle3_patch.vllm_source.engine import (
+    DEFAULT_LAYERS,
+    NESTED,
+    NESTED_SHORT,
+    TOP,
+    DraftClass,
+    TargetClass,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -156,8 +163,15 @@ class Situation:
         return runner if chosen and not left else None
 
     @property
+    def config_decides_layers(self) -> bool:
+        """Whether the patch ``aux-layer-ids`` decides which layer ids this target gets."""
+        return self.engine.decides_layers and self.target.text_type in TEXT_TYPES
+
+    @property
     def keys(self) -> Sequence[str]:
-        """The places where the runner that will run looks for layer ids."""
+        """The places where layer ids are looked for: by the patch, or the runner that will run."""
+        if self.config_decides_layers:
+            return (TOP, NESTED, NESTED_SHORT)
         return self.engine.keys if self.newer_runner is None else self.newer_runner.keys
 
     @property
@@ -176,9 +190,9 @@ class Situation:
         default = self.target_class.default_layers if self.target_class else DEFAULT_LAYERS
         return find_layers(
             self.draft,
-            self.engine,
             self.keys,
             self.num_layers,
+            reads_convention=self.config_decides_layers,
             default=default,
             stated=self.convention,
         )

@@ -261,6 +261,11 @@ FAMILY: tuple[FamilyModel, ...] = (
     ),
 )
 
+TEXT_TYPES: tuple[str, ...] = tuple(
+    sorted({text_type for m in FAMILY for text_type in m.text_types or m.model_types})
+)
+"""Every type of their text models; Dots3-Note's config is its text model's too."""
+
 
 def select_models(names: tuple[str, ...]) -> tuple[FamilyModel, ...]:
     """The models that an architecture or a model type names; all of them without names.

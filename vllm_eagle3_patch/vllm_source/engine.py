@@ -122,9 +122,9 @@ class Engine:
             None if the format is not known.
         speculators_types: The model types whose drafts in that format are known; empty: not asked.
         keys: The places where the V1 runner looks for layer ids, in order.
-        converts_outputs: Whether the config turns ids that count outputs into boundaries
-            (the patch ``aux-layer-ids``).
-        hashed_ids: The layer ids in the compile-cache key: ``none``, ``top`` or ``used``.
+        decides_layers: Whether the config decides for the family's targets which layer ids are
+            used, and hashes these (the patch ``aux-layer-ids``).
+        hashed_ids: The layer ids in the compile-cache key otherwise: ``none`` or ``top``.
         newer_runner: The other runner, None if there is none that knows EAGLE-3.
         reads_use_aux: Whether the V1 runner reads ``eagle_config.use_aux_hidden_state``.
         inherits_backend: Whether it builds a draft model with its target's attention backend.
@@ -159,7 +159,7 @@ class Engine:
     speculators_keys: tuple[str, ...] | None = None
     speculators_types: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
-    converts_outputs: bool = False
+    decides_layers: bool = False
     hashed_ids: str = "none"
     newer_runner: NewerRunner | None = None
     reads_use_aux: bool = False

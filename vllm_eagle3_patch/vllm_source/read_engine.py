@@ -90,11 +90,10 @@ def read_family(sources: Sources, registry: Registry) -> Engine:
 
 def _running(sources: Sources, config: ast.Module) -> Engine:
     """What the runners, the backends and the KV cache manager do."""
-    converts = runner.config_converts(config)
     return Engine(
-        keys=runner.keys(sources, converts=converts),
-        converts_outputs=converts,
-        newer_runner=runner.newer_runner(sources, converts=converts),
+        keys=runner.keys(sources),
+        decides_layers=runner.config_decides_layers(config, sources),
+        newer_runner=runner.newer_runner(sources),
         inherits_backend=backends.inherits_backend(sources),
         refuses_backend=backends.refuses_backend(sources),
         own_backend=backends.own_backend(sources),

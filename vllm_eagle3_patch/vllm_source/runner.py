@@ -39,28 +39,29 @@ LEAVES = {
 JOINING_METHODS = ("_capture_ubatches", "_run_ubatches")
 
 
-def config_converts(config: ast.Module) -> bool:
-    """Whether the config decides on layer ids, as the patch ``aux-layer-ids`` makes it."""
+def config_decides_layers(config: ast.Module, sources: Sources) -> bool:
+    """Whether the config decides on layer ids and the runners ask it (``aux-layer-ids``)."""
     owner = syntax.find_class(config, SPECULATIVE_CONFIG)
     method = syntax.find_method(owner, DECIDES)
-    return method is not None and {LAYER_IDS, NESTED} <= set(syntax.strings(method))
+    return (
+        method is not None
+        and {LAYER_IDS, NESTED} <= set(syntax.strings(method))
+        and all(
+            any(syntax.calls(sources.module(path), DECIDES))
+            for path in filter(sources.exists, (RUNNER, NEWER_LAYER_IDS))
+        )
+    )
 
 
-def keys(sources: Sources, *, converts: bool) -> tuple[str, ...]:
-    """The places where the V1 runner looks for layer ids, in order; none up to 0.11.0."""
+def keys(sources: Sources) -> tuple[str, ...]:
+    """The places where the V1 runner itself looks for layer ids, in order; none up to 0.11.0."""
     if not sources.exists(RUNNER):
         return ()
-    module = sources.module(RUNNER)
-    reader = syntax.find_function(module, READER)
-    if reader is None:
-        asks = any(syntax.calls(module, DECIDES))
-        return (TOP, NESTED, NESTED_SHORT) if asks and converts else ()
-    return _places(reader, converts=converts)
+    reader = syntax.find_function(sources.module(RUNNER), READER)
+    return () if reader is None else _places(reader)
 
 
-def _places(reader: syntax.FunctionNode, *, converts: bool) -> tuple[str, ...]:
-    if converts and any(syntax.calls(reader, DECIDES)):
-        return (TOP, NESTED, NESTED_SHORT)
+def _places(reader: syntax.FunctionNode) -> tuple[str, ...]:
     nested = [
         call
         for call in syntax.calls(reader, "get")
@@ -81,14 +82,14 @@ def _code(function: syntax.FunctionNode) -> ast.Module:
     return ast.Module(function.body[start:], [])
 
 
-def newer_runner(sources: Sources, *, converts: bool) -> NewerRunner | None:
+def newer_runner(sources: Sources) -> NewerRunner | None:
     """The runner under v1/worker/gpu, where it knows EAGLE-3."""
     if not sources.exists(NEWER_LAYER_IDS):
         return None
     module = sources.module(NEWER_LAYER_IDS)
     reader = syntax.find_function(module, NEWER_READER)
     return NewerRunner(
-        keys=_places(reader, converts=converts) if reader else (),
+        keys=_places(reader) if reader else (),
         **_default_for(sources),
         reads_use_aux=USE_AUX in set(syntax.strings(module)),
         inherits_backend=sources.exists(NEWER_LOADER)
@@ -142,14 +143,11 @@ def _default_for(sources: Sources) -> dict[str, Any]:
 
 
 def hashed_ids(config: ast.Module) -> str:
-    """Which layer ids are in the compile-cache key: ``none``, ``top`` or ``used``."""
+    """Which layer ids vLLM itself has in the compile-cache key: ``none`` or ``top``."""
     owner = syntax.find_class(config, SPECULATIVE_CONFIG)
     compute_hash = syntax.find_method(owner, "compute_hash")
-    if compute_hash is None:
-        return "none"
-    if any(syntax.calls(compute_hash, DECIDES)):
-        return "used"
-    return "top" if LAYER_IDS in set(syntax.strings(compute_hash)) else "none"
+    hashes = compute_hash is not None and LAYER_IDS in set(syntax.strings(compute_hash))
+    return "top" if hashes else "none"
 
 
 def reads_use_aux(sources: Sources) -> bool:

@@ -11,21 +11,25 @@ from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.doctor.finding import ERROR, INFO, WARNING, Finding, report, rule
 from vllm_eagle3_patch.doctor.layers import (
-    AMBIGUOUS,
-    BOUNDARY,
-    CONVENTION,
-    LAYER_IDS,
-    OUTPUT,
+    convention_in_config,
     in_words,
     layer_ids,
     listed,
     places,
 )
-from vllm_eagle3_patch.vllm_source.engine import LOST, NESTED, NESTED_SHORT, TOP
+from vllm_eagle3_patch.ground.layer_ids import (
+    BOUNDARY,
+    CONVENTION,
+    LAYER_IDS,
+    OUTPUT,
+    eagle3_boundaries,
+)
+from vllm_eagle3_patch.vllm_source.engine import LOST, NESTED, TOP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vllm_eagle3_patch.doctor.layers import Layers
     from vllm_eagle3_patch.doctor.situation import Situation
 
 _EVIDENCE = f"{LAYER_IDS} of the draft model's config"
@@ -55,22 +59,29 @@ def aux_layers_ignored(situation: Situation) -> Iterator[Finding]:
         for key in situation.keys
     )
     where = "at the top level" if layers.where == TOP else f"under {NESTED}"
-    lucky = layers.used is not None and tuple(sorted(layers.used)) in layers.wanted
     said = f"reads only {reads}" if reads else "reads no layer ids at all"
     if layers.place == LOST:
         said = "does not get the ids of a config in the speculators format"
+    used = sorted(layers.used or ())
+    severity, luck, fix = WARNING, "", _move_up(situation)
+    then = (
+        "the draft model is fed other layers than it was trained on: 0.00 and 1.21 % "
+        "acceptance were measured so (reports 31 and 33)"
+    )
+    if used == sorted(layers.wanted):
+        severity, luck, fix = INFO, ": the same tensors, by luck", ""
+        then = "none as long as the default is the same; another release may read the ids"
+    elif layers.doubtful and used == sorted(eagle3_boundaries([*layers.configured], OUTPUT)):
+        severity, luck = INFO, ": the same tensors if the ids are outputs of layers, as they look"
+        then, fix = f"none if they are; else {_OFF_BY_ONE}", _state(situation)
     yield Finding(
         "aux-layers-ignored",
-        INFO if lucky else WARNING,
+        severity,
         f"the draft model's config has {listed(layers.configured)} {where}, but "
         f"{situation.runner_in_words} of {situation.release} {said}, so it uses its default "
-        f"{listed(layers.used or ())}"
-        + (": the same tensors, by luck" if lucky and layers.convention != AMBIGUOUS else ""),
-        "none as long as the default is the same; another release may read the ids"
-        if lucky
-        else "the draft model is fed other layers than it was trained on: 0.00 and 1.21 % "
-        "acceptance were measured so (reports 31 and 33)",
-        "" if lucky else _move_up(situation),
+        f"{listed(layers.used or ())}{luck}",
+        then,
+        fix,
         _EVIDENCE,
         report(34, "https://github.com/vllm-project/vllm/pull/42764"),
     )
@@ -79,8 +90,7 @@ def aux_layers_ignored(situation: Situation) -> Iterator[Finding]:
 def _move_up(situation: Situation) -> str:
     if situation.layers.place == LOST:
         return "use vLLM 0.11.1 or later, which passes them on"
-    boundaries = list(situation.layers.wanted[0])
-    line = f'"{LAYER_IDS}": {boundaries}'
+    line = _boundaries(situation.layers)
     if TOP in situation.keys:
         return (
             f"write {line} at the top level of the draft model's config (--write-draft-config)"
@@ -89,16 +99,27 @@ def _move_up(situation: Situation) -> str:
     return f"{situation.apply_command}, or vLLM 0.11.1 or later with {line} at the top level"
 
 
+def _boundaries(layers: Layers) -> str:
+    """What to write into the draft model's config."""
+    line = f'"{LAYER_IDS}": {[*layers.wanted]}'
+    return line if layers.said_by is None else f'{line} and "{CONVENTION}": "boundary"'
+
+
+def _state(situation: Situation) -> str:
+    """How to say that ids are outputs of layers."""
+    return (
+        f"if its model card says so: {situation.doctor_command} --convention output "
+        "--write-draft-config DRAFT"
+    )
+
+
 def _or_harden(situation: Situation) -> str:
     """That the patch aux-layer-ids does it too, where it does and ``apply`` brings it."""
-    engine = situation.engine
-    if not situation.mendable or engine.converts_outputs:
+    if not situation.mendable or situation.config_decides_layers:
         return ""
-    keys = (TOP, NESTED, NESTED_SHORT)
-    newer = None if engine.newer_runner is None else replace(engine.newer_runner, keys=keys)
-    reading = replace(engine, keys=keys, converts_outputs=True, newer_runner=newer)
+    reading = replace(situation.engine, decides_layers=True)
     after = replace(situation, engine=reading).layers
-    mends = after.read == after.place and after.used in after.wanted
+    mends = after.read == after.place and after.used == after.wanted
     return f", or {situation.harden_command} (the patch aux-layer-ids)" if mends else ""
 
 
@@ -135,18 +156,18 @@ def _unusable(situation: Situation) -> bool:
 
 @rule("aux-layers-convention", reports=(29, 30, 36))
 def aux_layers_convention(situation: Situation) -> Iterator[Finding]:
-    """The ids count outputs of layers and vLLM takes them for boundaries, or nobody can tell.
+    """The ids count outputs of layers and vLLM takes them for boundaries, or they look so.
 
     Reports 29, 30 and 36, and table a.
     """
     layers = situation.layers
     if not _concerned(situation) or layers.configured is None or layers.used is None:
         return
-    said = situation.draft.config.get(CONVENTION, situation.draft.eagle_config.get(CONVENTION))
+    said = convention_in_config(situation.draft)
     if said not in (None, BOUNDARY, OUTPUT):
         yield Finding(
             "aux-layers-convention",
-            ERROR if situation.engine.converts_outputs else WARNING,
+            ERROR if situation.config_decides_layers else WARNING,
             f'{CONVENTION} is {said!r}: it must be "boundary" or "output"',
             "with the patch aux-layer-ids the server refuses to start",
             f'write "{CONVENTION}": "boundary" or "output"',
@@ -154,33 +175,27 @@ def aux_layers_convention(situation: Situation) -> Iterator[Finding]:
             "the patch aux-layer-ids of this tool",
         )
     source = report(29, "https://github.com/sgl-project/sglang/pull/25454")
-    if layers.convention == AMBIGUOUS:
-        first, second = layers.wanted
-        ask = situation.doctor_command
-        yield Finding(
-            "aux-layers-convention",
-            WARNING,
-            f"what {listed(layers.configured)} counts is ambiguous: {layers.why}. As boundaries "
-            f"that is {in_words([k - 1 for k in first])}, as outputs {listed(layers.configured)}; "
-            f"vLLM will use {in_words(layers.outputs_of or ())}",
-            f"if it is the other one, {_OFF_BY_ONE}",
-            f"{ask} --convention boundary --write-draft-config DRAFT-A; "
-            f"{ask} --convention output --write-draft-config DRAFT-B # that is {listed(second)}; "
-            "serve each for a while and compare position-0 acceptance with doctor --metrics",
-            _EVIDENCE,
-            source,
-        )
-    elif layers.read is not None and layers.used not in layers.wanted:
-        wanted = layers.wanted[0]
+    if layers.read is not None and layers.used != layers.wanted:
         yield Finding(
             "aux-layers-convention",
             WARNING,
             f"the draft model's ids {listed(layers.configured)} count {_counted(layers.convention)}"
-            f" ({layers.why}), but {situation.release} uses {listed(layers.used)}, "
-            f"{in_words(layers.outputs_of or ())}",
+            f" (by {layers.said_by or 'vLLM'}), but {situation.release} uses {listed(layers.used)},"
+            f" {in_words(layers.outputs_of or ())}",
             _OFF_BY_ONE,
-            f'write "{LAYER_IDS}": {list(wanted)} and "{CONVENTION}": "boundary" at the top level '
-            f"of the draft model's config (--write-draft-config){_or_harden(situation)}",
+            f"write {_boundaries(layers)} at the top level of the draft model's config "
+            f"(--write-draft-config){_or_harden(situation)}",
+            _EVIDENCE,
+            source,
+        )
+    elif layers.doubtful and layers.read is not None:
+        yield Finding(
+            "aux-layers-convention",
+            INFO,
+            f"the ids {listed(layers.configured)} look like outputs of layers, but nothing says "
+            f"so, and they are used as boundaries: {in_words(layers.outputs_of or ())}",
+            f"if they are outputs, {_OFF_BY_ONE}",
+            f'{_state(situation)}, or "{CONVENTION}": "output" where the patch is in',
             _EVIDENCE,
             source,
         )
@@ -318,10 +333,10 @@ def compile_cache(situation: Situation) -> Iterator[Finding]:
 
     Report 58 and SpeculativeConfig.compute_hash: no ids up to 0.16.0, those of the top level since.
     """
-    layers, hashed = situation.layers, situation.engine.hashed_ids
-    if not _concerned(situation) or hashed == "used" or layers.used is None:
+    layers = situation.layers
+    if not _concerned(situation) or situation.config_decides_layers or layers.used is None:
         return
-    if hashed == "top" and layers.read == TOP:
+    if situation.engine.hashed_ids == "top" and layers.read == TOP:
         return
     yield Finding(
         "compile-cache",
