@@ -123,7 +123,7 @@ def test_the_sentence_says_what_happens() -> None:
     )
     assert off.endswith("the outputs of layers 1, 29 and 57")
     unsaid = situation(draft=K27_CODE, release="0.22.0").layers.sentence
-    assert unsaid.endswith("they look like outputs of layers, and nothing says whether they are")
+    assert unsaid.endswith("the ids look like outputs of layers, and nothing says whether they are")
 
 
 def test_outputs_in_words() -> None:
