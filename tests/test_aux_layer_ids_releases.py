@@ -265,6 +265,7 @@ def doctors(release: Release, case: Case, *, patched: bool, newer: bool) -> Situ
 def test_a_list_means_the_same_to_vllm_and_to_the_doctor(
     release: Release, case: Case, patched: bool
 ) -> None:
+    """Hardened is patched: of both sets this patch makes the same of its files."""
     config = release.configs[patched].stand_in(case.hf_config)
     for newer, read in enumerate(release.readings(config, patched=patched)):
         assert read == case.patched if patched else read in (case.ids, None)

@@ -99,6 +99,9 @@ def test_another_target_gets_what_the_release_reads() -> None:
     assert situation(LLAMA_8B, draft, release="0.17.1", patched=True).layers.used == (2, 16, 29)
     above = changed(LLAMA_DRAFT, **{IDS: [2, 20, 28], f"{IDS}_convention": "output"})
     assert situation(LLAMA_8B, above, release="0.17.1", patched=True).layers.used == (2, 20, 28)
+    unknown = changed(above, **{f"{IDS}_convention": "outputs"})
+    assert "aux-layers-convention" in grave(situation(draft=unknown))
+    assert "aux-layers-convention" not in grave(situation(LLAMA_8B, unknown))
 
 
 def test_what_the_user_states_goes_before_the_config() -> None:
@@ -120,7 +123,7 @@ def test_the_sentence_says_what_happens() -> None:
     )
     assert off.endswith("the outputs of layers 1, 29 and 57")
     unsaid = situation(draft=K27_CODE, release="0.22.0").layers.sentence
-    assert unsaid.endswith("they look like outputs of layers, and nothing says whether they are")
+    assert unsaid.endswith("the ids look like outputs of layers, and nothing says whether they are")
 
 
 def test_outputs_in_words() -> None:

@@ -112,7 +112,7 @@ class Layers:
 
     def _comparison(self) -> str:
         if self.doubtful:
-            return "; they look like outputs of layers, and nothing says whether they are"
+            return "; the ids look like outputs of layers, and nothing says whether they are"
         if self.used != self.wanted:
             return f", but the draft model wants {in_words([k - 1 for k in self.wanted])}"
         if self.read is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch.ground.layer_ids import LAYER_IDS
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.allowlist import CONFIG
 from vllm_eagle3_patch.vllm_source.engine import DraftClass
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 # vLLM's own from 0.11.1 on, and the patch draft-attention-metadata's in 0.11.0.
 QUANTIZATION = ("get_draft_quant_config", "get_quantization_config")
 REFUSES_EMBEDDINGS = "does not support multimodal inputs yet"
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def renaming(sources: Sources) -> dict[str, str]:

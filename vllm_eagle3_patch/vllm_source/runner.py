@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
+from vllm_eagle3_patch.ground.layer_ids import LAYER_IDS
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.backends import hands_backend_on
 from vllm_eagle3_patch.vllm_source.engine import NESTED, NESTED_SHORT, TOP, NewerRunner
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.vllm_source.sources import Sources
 
 
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 USE_AUX = "use_aux_hidden_state"
 DECIDES = "eagle3_aux_hidden_state_layers"
 READER = "_get_eagle3_aux_layers_from_config"

@@ -17,6 +17,7 @@ from vllm_eagle3_patch.doctor.layers import (
     listed,
     places,
 )
+from vllm_eagle3_patch.ground.family import TEXT_TYPES
 from vllm_eagle3_patch.ground.layer_ids import (
     BOUNDARY,
     CONVENTION,
@@ -164,7 +165,7 @@ def aux_layers_convention(situation: Situation) -> Iterator[Finding]:
     if not _concerned(situation) or layers.configured is None or layers.used is None:
         return
     said = convention_in_config(situation.draft)
-    if said not in (None, BOUNDARY, OUTPUT):
+    if said not in (None, BOUNDARY, OUTPUT) and situation.target.text_type in TEXT_TYPES:
         yield Finding(
             "aux-layers-convention",
             ERROR if situation.config_decides_layers else WARNING,
@@ -192,10 +193,10 @@ def aux_layers_convention(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             "aux-layers-convention",
             INFO,
-            f"the ids {listed(layers.configured)} look like outputs of layers, but nothing says "
-            f"so, and they are used as boundaries: {in_words(layers.outputs_of or ())}",
+            f"the ids {listed(layers.configured)} look like outputs of layers, but no {CONVENTION} "
+            f"says so, and they are used as boundaries: {in_words(layers.outputs_of or ())}",
             f"if they are outputs, {_OFF_BY_ONE}",
-            f'{_state(situation)}, or "{CONVENTION}": "output" where the patch is in',
+            _state(situation),
             _EVIDENCE,
             source,
         )
