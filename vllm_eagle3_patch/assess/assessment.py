@@ -60,6 +60,7 @@ class Assessment(NamedTuple):
         files: The files concerned.
         facts: What holds for each model that it ships.
         problems: What a user should know, whatever is decided.
+        evidence: Files that are read for the facts and that no patch changes.
     """
 
     installation: Installation
@@ -69,6 +70,7 @@ class Assessment(NamedTuple):
     files: tuple[FileStatus, ...]
     facts: tuple[ModelFacts, ...]
     problems: tuple[Problem, ...] = ()
+    evidence: tuple[str, ...] = ()
 
     @property
     def pinned(self) -> bool:

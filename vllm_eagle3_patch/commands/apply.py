@@ -12,7 +12,13 @@ from vllm_eagle3_patch.assess.decision import Options, Plan
 from vllm_eagle3_patch.assess.plan import plan, unified_diff, wanted
 from vllm_eagle3_patch.commands.notes import forcing, kept_copies, restart_notes, would_keep
 from vllm_eagle3_patch.commands.report import Report, report_of
-from vllm_eagle3_patch.commands.verify import Verifying, needs_interpreter, verified
+from vllm_eagle3_patch.commands.verify import (
+    Verifying,
+    needs_interpreter,
+    recorded,
+    results_of,
+    verified,
+)
 from vllm_eagle3_patch.commands.where import Where, about, recovered
 from vllm_eagle3_patch.ground.errors import (
     BlockedError,
@@ -27,6 +33,7 @@ from vllm_eagle3_patch.verify.results import Verification
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.transaction.state.lock import Hold
+    from vllm_eagle3_patch.transaction.state.verified import Verified
 
 
 def apply(
@@ -138,6 +145,9 @@ def _nothing_to_do(
     verification = None
     if verifying is not None:
         verification = verified(installation, assessment, verifying, "nothing was changed")
+        assessment, more = recorded(assessment, results_of(verification, assessment))
+        notes += more
+        decided = plan(assessment, options, contents=False)
     return report_of(
         "apply",
         forcing(assessment, force=options.force),
@@ -160,12 +170,14 @@ def _commit(
     assessment, decided = seen
     installation = assessment.installation
     verification: Verification | None = None
+    results: tuple[Verified, ...] = ()
 
     def check() -> None:
-        nonlocal verification
+        nonlocal verification, results
         written = _check_from_disk(installation, options)
         if verifying is not None:
             verification = verified(installation, written, verifying, "every file was put back")
+            results = results_of(verification, written)
 
     release = assessment.release
     result = commit(
@@ -178,7 +190,8 @@ def _commit(
         stale=stale_paths(assessment),
         hold=hold,
     )
-    after = classify(installation)
+    after, more = recorded(classify(installation), results, hold=hold)
+    notes += more
     notes += _patched_as_edited(assessment, decided, "was patched as it is; revert brings it back")
     notes += kept_copies(result.kept_aside) + restart_notes(installation.root)
     return report_of(

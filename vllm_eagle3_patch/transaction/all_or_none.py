@@ -4,16 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.errors import NotWritableError, VerificationError
 from vllm_eagle3_patch.ground.folder import Folder
 from vllm_eagle3_patch.ground.os_errors import refused
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
-from vllm_eagle3_patch.transaction.conclusion import conclude, finish, settle, write_document
+from vllm_eagle3_patch.transaction.conclusion import begun, conclude, finish, settle
 from vllm_eagle3_patch.transaction.file_swap import current_digest, keep, swap
-from vllm_eagle3_patch.transaction.git_exclude import add_exclude
 from vllm_eagle3_patch.transaction.recovery import is_complete, recover_in
-from vllm_eagle3_patch.transaction.state import readme
 from vllm_eagle3_patch.transaction.state.journal import Journal, Site
 from vllm_eagle3_patch.transaction.state.layout import (
     COPIES,
@@ -22,7 +19,6 @@ from vllm_eagle3_patch.transaction.state.layout import (
     JOURNAL,
     ORIGINALS,
     PREVIOUS,
-    folder_mode,
     opened_in,
 )
 from vllm_eagle3_patch.transaction.state.lock import Hold
@@ -45,7 +41,7 @@ def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> N
     """
     root = hold.root
     try:
-        with _begun(root, journal) as state:
+        with begun(root, JOURNAL, journal.encoded()) as state:
             site = Site(root, state, journal)
             action(site)
             hold.confirm()
@@ -133,22 +129,6 @@ def replace_all(site: Site, hold: Hold) -> None:
                 "look into the system's log, and for other programs that change this file",
             )
     settle(site, site.journal.after)
-
-
-def _begun(root: Folder, journal: Journal) -> Folder:
-    if root.status(FOLDER) is None:
-        filesystem.make_directory(root, FOLDER, folder_mode(root))
-        filesystem.sync_directory(root)
-    state = opened_in(root)
-    try:
-        if state.status(readme.NAME) is None:
-            write_document(root, state, readme.NAME, readme.TEXT.encode())
-        write_document(root, state, JOURNAL, journal.encoded())
-        add_exclude(root)
-    except BaseException:
-        state.close()
-        raise
-    return state
 
 
 def _reason(error: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""The last steps of a run: its manifest, and what it needed goes, the journal at last."""
+"""Our own documents, and the last steps of a run: what it needed goes, its journal at last."""
 
 from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.folder import Attributes, Folder
-from vllm_eagle3_patch.transaction.git_exclude import remove_exclude
+from vllm_eagle3_patch.transaction.git_exclude import add_exclude, remove_exclude
 from vllm_eagle3_patch.transaction.state import readme
 from vllm_eagle3_patch.transaction.state.journal import Site
 from vllm_eagle3_patch.transaction.state.layout import (
@@ -14,9 +14,11 @@ from vllm_eagle3_patch.transaction.state.layout import (
     MANIFEST,
     ORIGINALS,
     PREVIOUS,
+    VERIFIED,
     discard,
     document_in,
     folder_mode,
+    opened_in,
 )
 from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_bytes
 
@@ -63,8 +65,26 @@ def write_document(root: Folder, state: Folder, name: str, data: bytes) -> None:
     filesystem.sync_directory(state)
 
 
+def begun(root: Folder, name: str, data: bytes) -> Folder:
+    """Write a document into the state folder, which is made if need be, and return it open."""
+    if root.status(FOLDER) is None:
+        filesystem.make_directory(root, FOLDER, folder_mode(root))
+        filesystem.sync_directory(root)
+    state = opened_in(root)
+    try:
+        if state.status(readme.NAME) is None:
+            write_document(root, state, readme.NAME, readme.TEXT.encode())
+        write_document(root, state, name, data)
+        add_exclude(root)
+    except BaseException:
+        state.close()
+        raise
+    return state
+
+
 def dissolve(root: Folder, state: Folder) -> None:
     """Remove all that a state folder holds but its journal and what was kept aside."""
+    filesystem.remove(state, VERIFIED)
     for shelf in (PREVIOUS, ORIGINALS, COPIES):
         filesystem.remove_tree(state, shelf)
     if EDITED not in state.names():

@@ -32,13 +32,14 @@ from vllm_eagle3_patch.transaction.state.layout import (
     JOURNAL,
     MANIFEST,
     ORIGINALS,
+    VERIFIED,
     discard,
     document_in,
     opened_in,
 )
 from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_bytes
 
-_DOCUMENTS = (readme.NAME, MANIFEST, JOURNAL)
+_DOCUMENTS = (readme.NAME, MANIFEST, JOURNAL, VERIFIED)
 
 
 @dataclass(frozen=True)
@@ -170,4 +171,4 @@ def _needs_recovery(root: Folder) -> bool:
 
 def _holds_nothing(state: Folder) -> bool:
     """Whether there is nothing in the state folder that anybody could miss."""
-    return not set(state.names()) & {MANIFEST, ORIGINALS, COPIES, EDITED}
+    return not set(state.names()) & {MANIFEST, VERIFIED, ORIGINALS, COPIES, EDITED}

@@ -115,6 +115,13 @@ class Fields:
         """Return a SHA-256 digest in hex, or None where null is written."""
         return None if self.optional_text(key) is None else self.digest(key)
 
+    def digests(self, key: str) -> dict[str, str]:
+        """Return an object of SHA-256 digests by the paths of files in the package folder."""
+        inner = self.inner(key)
+        if not all(map(safe_path, inner._value)):
+            raise self.wrong(key)
+        return {path: inner.digest(path) for path in inner._value}
+
     def path(self, key: str) -> str:
         """Return the path of a file in the package folder."""
         if not safe_path(self.text(key)):

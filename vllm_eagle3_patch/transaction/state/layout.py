@@ -5,6 +5,7 @@ It holds::
     README               how to restore by hand
     manifest.json        what was changed
     journal.json         only during a run, or after an interrupted one
+    verified.json        what verify showed, by the contents that it ran
     concluded.json       the journal once the run is done but for tidying up
     originals/<run>/...  the original inodes (or symbolic links), by the run that replaced them
     copies/<run>/...     plain copies of the originals' bytes
@@ -28,6 +29,7 @@ from vllm_eagle3_patch.ground.text import one_line
 LARGEST_DOCUMENT = 16 * 2**20
 FOLDER = ".vllm-eagle3-patch"
 MANIFEST = "manifest.json"
+VERIFIED = "verified.json"
 JOURNAL = "journal.json"
 CONCLUDED = "concluded.json"
 ORIGINALS, COPIES, PREVIOUS, EDITED = "originals", "copies", "previous", "edited"
