@@ -65,6 +65,7 @@ def apply(
     *changes: Change,
     check: Callable[[], None] | None = None,
     stale: tuple[str, ...] = (),
+    published: set[str] | None = None,
 ) -> CommitResult:
     """Commit these changes, or the ordinary ones."""
     return commit(
@@ -75,6 +76,7 @@ def apply(
         release="0.17.1",
         check=check,
         stale=stale,
+        published=PUBLISHED if published is None else published,
     )
 
 
@@ -100,3 +102,4 @@ def contents(root: Path) -> dict[str, bytes]:
 OLD = {path: old(path) for path in PATHS}
 NEW = {path: new(path) for path in PATHS}
 NEWER = {path: newer(path) for path in PATHS}
+PUBLISHED = {sha256(data) for data in OLD.values()}

@@ -18,6 +18,7 @@ from small_installation import (
     OLD,
     PATHS,
     PLAIN,
+    PUBLISHED,
     SYMLINK,
     apply,
     change,
@@ -451,7 +452,7 @@ def test_revert_drops_what_it_kept_of_another_vllm(root: Path) -> None:
     apply(root)
     for path in PATHS:
         edit(root / path, b"the next release")
-    result = revert(root, known_originals={sha256(b"the next release")})
+    result = revert(root, known_originals={sha256(b"the next release"), *PUBLISHED})
     assert result.stale == PATHS
     assert result.state_removed
     assert set(contents(root).values()) == {b"the next release"}
@@ -462,7 +463,7 @@ def test_revert_drops_what_it_kept_of_another_vllm(root: Path) -> None:
 def test_revert_when_vllm_is_removed_or_half_removed(root: Path, gone: str) -> None:
     apply(root)
     subprocess.run(["rm", "-r", root / gone], check=True)
-    result = revert(root)
+    result = revert(root, known_originals=PUBLISHED)
     assert set(result.stale) == {path for path in PATHS if path.startswith(gone)}
     assert all((root / path).read_bytes() == old(path) for path in result.reverted)
     assert not (root / gone).exists()

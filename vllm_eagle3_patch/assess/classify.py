@@ -161,11 +161,11 @@ def by_release(assessment: Assessment) -> dict[str, list[str]]:
             ]
             for release in matrix.releases(first)
         }
-        name = max(fitting, key=lambda name: len(fitting[name]))
-        if not fitting[name]:
+        paths = max(fitting.values(), key=len)
+        if not paths:
             break
-        found[name] = fitting[name]
-        contents = {p: d for p, d in contents.items() if p not in found[name]}
+        found[" or ".join(name for name in fitting if fitting[name] == paths)] = paths
+        contents = {p: d for p, d in contents.items() if p not in paths}
     return found
 
 

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.assess.assessment import Assessment
-from vllm_eagle3_patch.assess.classify import OUTDATED_BYTECODE, classify, stale_paths
+from vllm_eagle3_patch.assess.classify import (
+    OUTDATED_BYTECODE,
+    classify,
+    known_originals,
+    stale_paths,
+)
 from vllm_eagle3_patch.assess.decision import Options, Plan
 from vllm_eagle3_patch.assess.plan import plan, unified_diff, wanted
 from vllm_eagle3_patch.commands.notes import forcing, kept_copies, restart_notes, would_keep
@@ -188,6 +193,7 @@ def _commit(
         release=release.name if release else None,
         check=check,
         stale=stale_paths(assessment),
+        published=known_originals(assessment),
         hold=hold,
     )
     after, more = recorded(classify(installation), results, hold=hold)
@@ -224,8 +230,15 @@ def _check_from_disk(installation: Installation, options: Options) -> Assessment
 def _overwrites(assessment: Assessment, decided: Plan) -> tuple[str, ...]:
     """What ``--force`` would overwrite or build upon, before it is done."""
     as_edited = "would be patched as it is; revert would bring it back"
+    entries = assessment.manifest.files if assessment.manifest else {}
+    published, digest = known_originals(assessment), assessment.sources.digest
     return _patched_as_edited(assessment, decided, as_edited) + would_keep(
-        change.path for change in decided.changes if change.keep_aside
+        (change.path for change in decided.changes if change.keep_aside),
+        (
+            path
+            for path in stale_paths(assessment)
+            if entries[path].original not in {*published, digest(path)}
+        ),
     )
 
 

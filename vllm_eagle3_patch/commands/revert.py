@@ -70,7 +70,7 @@ def _revert_broken(broken: BrokenVllmError, *, force: bool, dry_run: bool) -> Re
         broken.root,
         force=force,
         dry_run=dry_run,
-        known_originals=() if removed else pinned_originals(paths),
+        known_originals=pinned_originals(paths),
         not_shipped=paths if removed else (),
         ours=made_of_originals(manifest.files) if manifest else {},
         all_or_none=True,
@@ -87,12 +87,19 @@ def _revert_broken(broken: BrokenVllmError, *, force: bool, dry_run: bool) -> Re
 def _reverted(result: RevertResult, *, dry_run: bool) -> tuple[str, ...]:
     """What a user should know of a revert besides the files that were put back."""
     if dry_run:
-        kept_aside = would_keep(kept.path for kept in result.kept_aside)
+        kept_aside = would_keep(
+            (kept.path for kept in result.kept_aside if kept.edited),
+            (kept.path for kept in result.kept_aside if not kept.edited),
+        )
     else:
         kept_aside = kept_copies(result.kept_aside)
     return (
         *(f"not as we left it, left alone: {path}" for path in result.left_alone),
-        *(f"dropped what was kept of a file that is not ours: {path}" for path in result.stale),
+        *(
+            f"dropped what was kept of a file that is not ours: {path}"
+            for path in result.stale
+            if path not in {kept.path for kept in result.kept_aside}
+        ),
         *(
             f"kept, but the manifest does not say of what: {path}; put it back by hand, or "
             "delete it"

@@ -1,7 +1,6 @@
 """Carrying out a run: written down first, then done as a whole or undone as a whole."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from itertools import count
 
 from vllm_eagle3_patch.ground.errors import NotWritableError, VerificationError
@@ -11,7 +10,7 @@ from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
 from vllm_eagle3_patch.transaction.conclusion import begun, conclude, finish, settle
 from vllm_eagle3_patch.transaction.file_swap import current_digest, keep, swap
 from vllm_eagle3_patch.transaction.recovery import is_complete, recover_in
-from vllm_eagle3_patch.transaction.state.journal import Journal, Site
+from vllm_eagle3_patch.transaction.state.journal import REVERT, Journal, Site
 from vllm_eagle3_patch.transaction.state.layout import (
     COPIES,
     EDITED,
@@ -62,26 +61,22 @@ def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> N
             raise
 
 
-@dataclass(frozen=True)
-class KeptAside:
-    """A file that someone had edited and that was replaced all the same.
+def last_copies(root: Folder, journal: Journal, published: Collection[str]) -> tuple[str, ...]:
+    """Return the files of which a run would delete the last copy of an original.
 
     Args:
-        path: The file, relative to the root.
-        copy: Where a copy of it is, relative to the root.
+        root: The folder that holds the package folder ``vllm``.
+        journal: What is about to happen.
+        published: The SHA-256 of files that can be had again: those of releases and of RECORD.
     """
-
-    path: str
-    copy: str
-
-    @classmethod
-    def all_of(cls, journal: Journal) -> tuple["KeptAside", ...]:
-        """Return what a run keeps aside."""
-        return tuple(
-            cls(file.path, f"{FOLDER}/{journal.aside(file.path)}")
-            for file in journal.files
-            if file.aside
-        )
+    put_back = {file.path for file in journal.files} if journal.operation == REVERT else set()
+    return tuple(
+        entry.path
+        for entry in journal.dropped()
+        if entry.path not in put_back
+        and entry.original not in published
+        and current_digest(root, entry.path) != entry.original
+    )
 
 
 def manifest_of(root: Folder) -> Manifest | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from vllm_eagle3_patch.ground.errors import ModifiedFileError, PatchError, VerificationError
 from vllm_eagle3_patch.ground.folder import Folder, Snapshot
 from vllm_eagle3_patch.transaction.all_or_none import (
-    KeptAside,
     carry_out,
+    last_copies,
     manifest_of,
     next_run,
     replace_all,
@@ -23,6 +23,7 @@ from vllm_eagle3_patch.transaction.state.documents import safe_path
 from vllm_eagle3_patch.transaction.state.journal import (
     APPLY,
     Journal,
+    KeptAside,
     Replacement,
     Site,
 )
@@ -36,7 +37,7 @@ class CommitResult:
 
     Args:
         changed: The files that were replaced.
-        kept_aside: Where copies of edited files are.
+        kept_aside: What stays in the state folder for the user to delete.
         recovered: What became of an interrupted run that was found.
         manifest: What the state folder says now.
     """
@@ -56,6 +57,7 @@ def commit(
     release: str | None,
     check: Callable[[], None] | None = None,
     stale: Collection[str] = (),
+    published: Collection[str] = (),
     hold: Hold | None = None,
 ) -> CommitResult:
     """Change all these files or none.
@@ -73,7 +75,8 @@ def commit(
         release: The release in the matrix, None for an unknown one.
         check: Called when all files are in place; what it raises rolls them back.
         stale: Paths in the manifest that are not ours any more (vLLM was installed anew): what was
-            kept of them is dropped.
+            kept of them is dropped, or set aside where it is the last copy.
+        published: SHA-256 digests of files that can be had again: no copy of these is a last one.
         hold: The lock, if the caller holds it already.
 
     Raises:
@@ -104,9 +107,10 @@ def commit(
             )
         after = Manifest(tool_version, vllm_version, release, run, entries)
         journal = Journal(APPLY, tool_version, run, manifest, after, files)
+        journal = replace(journal, saved=last_copies(held.root, journal, published))
         carry_out(held, journal, lambda site: _replace_all(site, held, effective, check))
         changed = tuple(file.path for file in files)
-        return CommitResult(changed, KeptAside.all_of(journal), recovered, after)
+        return CommitResult(changed, journal.kept_aside(), recovered, after)
 
 
 def drop_bytecode(root: Path, paths: Sequence[str]) -> None:

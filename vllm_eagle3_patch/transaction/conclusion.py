@@ -1,7 +1,7 @@
 """Our own documents, and the last steps of a run: what it needed goes, its journal at last."""
 
 from vllm_eagle3_patch.ground import filesystem
-from vllm_eagle3_patch.ground.folder import Attributes, Folder
+from vllm_eagle3_patch.ground.folder import Attributes, Folder, is_there, parent_of
 from vllm_eagle3_patch.transaction.git_exclude import add_exclude, remove_exclude
 from vllm_eagle3_patch.transaction.state import readme
 from vllm_eagle3_patch.transaction.state.journal import Site
@@ -18,9 +18,15 @@ from vllm_eagle3_patch.transaction.state.layout import (
     discard,
     document_in,
     folder_mode,
+    made_parent,
     opened_in,
 )
-from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_bytes
+from vllm_eagle3_patch.transaction.state.manifest import (
+    Manifest,
+    ManifestEntry,
+    bytes_at,
+    manifest_bytes,
+)
 
 NEW = ".new"
 """What the name of a document ends with until all of it is written."""
@@ -50,11 +56,30 @@ def finish(site: Site) -> None:
         if not journal.keeps_original(file.path):
             discard(site.state, journal.shelf(file.path))
     for entry in journal.dropped():
+        if entry.path in journal.saved:
+            _set_aside(site, entry)
         for shelf in (ORIGINALS, COPIES):
             discard(site.state, f"{shelf}/{entry.kept}/{entry.path}")
     if journal.after is None:
         dissolve(site.root, site.state)
     end(site.root, site.state)
+
+
+def _set_aside(site: Site, entry: ManifestEntry) -> None:
+    """Move the last copy of an original to where nothing is deleted; once is enough."""
+    aside = site.journal.aside(entry.path)
+    for shelf in (COPIES, ORIGINALS):
+        kept = f"{shelf}/{entry.kept}/{entry.path}"
+        if is_there(site.state, aside) or bytes_at(site.state, kept, entry.original) is None:
+            continue
+        with (
+            parent_of(site.state, kept) as (folder, name),
+            made_parent(site.root, site.state, aside) as place,
+        ):
+            filesystem.replace(folder, name, place, name)
+            # In this order, as a name that is lost in one and not yet had in the other is lost.
+            filesystem.sync_directory(place)
+            filesystem.sync_directory(folder)
 
 
 def write_document(root: Folder, state: Folder, name: str, data: bytes) -> None:

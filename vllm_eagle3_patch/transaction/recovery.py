@@ -19,6 +19,7 @@ from vllm_eagle3_patch.transaction.state import lock, readme
 from vllm_eagle3_patch.transaction.state.journal import (
     APPLY,
     Journal,
+    KeptAside,
     Replacement,
     Site,
     is_concluded,
@@ -51,12 +52,14 @@ class RecoveryResult:
         outcome: ``rolled-back``, or ``completed`` if it only had to be tidied up.
         restored: The files that were put back as the run had found them.
         left_alone: Files that someone else changed after the run had replaced them.
+        kept_aside: What a completed run left in the state folder for the user to delete.
     """
 
     operation: str
     outcome: str
     restored: tuple[str, ...] = ()
     left_alone: tuple[str, ...] = ()
+    kept_aside: tuple[KeptAside, ...] = ()
 
 
 def recover(root: Path) -> RecoveryResult | None:
@@ -92,7 +95,8 @@ def recover_in(root: Folder) -> RecoveryResult | None:
         site = Site(root, state, journal)
         if is_concluded(state) and is_complete(root, journal):
             finish(site)
-            return RecoveryResult(journal.operation, "completed")
+            kept_aside = journal.kept_aside()
+            return RecoveryResult(journal.operation, "completed", kept_aside=kept_aside)
         return _roll_back(site)
 
 

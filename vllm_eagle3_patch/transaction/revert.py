@@ -12,8 +12,8 @@ from vllm_eagle3_patch.ground.errors import InterruptedRunError, ModifiedFileErr
 from vllm_eagle3_patch.ground.folder import GONE, Folder, parent_of, passing_over
 from vllm_eagle3_patch.ground.os_errors import explained
 from vllm_eagle3_patch.transaction.all_or_none import (
-    KeptAside,
     carry_out,
+    last_copies,
     manifest_of,
     next_run,
     replace_all,
@@ -24,11 +24,12 @@ from vllm_eagle3_patch.transaction.recovery import RecoveryResult, recover_in
 from vllm_eagle3_patch.transaction.state.journal import (
     REVERT,
     Journal,
+    KeptAside,
     Replacement,
     Site,
     unfinished,
 )
-from vllm_eagle3_patch.transaction.state.layout import FOLDER, opened_in
+from vllm_eagle3_patch.transaction.state.layout import FOLDER, MANIFEST, VERIFIED, opened_in
 from vllm_eagle3_patch.transaction.state.lock import Hold, exclusive, leftovers
 from vllm_eagle3_patch.transaction.state.manifest import (
     Manifest,
@@ -49,7 +50,7 @@ class RevertResult:
         already_original: Files that were as the originals already.
         stale: Files that are not ours any more, or gone with their folder: vLLM was installed anew
             or removed.
-        kept_aside: Where copies of edited files are.
+        kept_aside: What stays in the state folder for the user to delete.
         unclaimed: Kept files, relative to the root, of which the manifest says nothing: they stay.
         other_owner: Files that came back as a copy and have another owner or group than the
             original: we may not give them away.
@@ -83,15 +84,15 @@ def revert(
 
     An interrupted run is ended first. A file that someone edited stays, and with it what is kept
     of it; one that someone deleted is put back, unless its folder is gone; a file that is not ours
-    any more stays, and what was kept of it is removed. What is kept without being in the manifest
-    is never removed.
+    any more stays, and what was kept of it is removed, or set aside where it is the last copy. What
+    is kept without being in the manifest is never removed.
 
     Args:
         root: The folder that holds the package folder ``vllm``.
         force: Replace edited files too, keeping copies of them in the state folder.
         dry_run: Only say what would be done; nothing is written.
         known_originals: SHA-256 digests of files as they are installed: a file with one of them
-            was installed anew, not edited.
+            was installed anew, not edited, and one that was kept can be had again.
         not_shipped: Paths that the vLLM that is there now does not have: a file that is missing
             there was not deleted by anyone.
         ours: For paths in the manifest, SHA-256 digests of what else we make of the original that
@@ -127,7 +128,7 @@ def revert(
     with exclusive(root) if hold is None else nullcontext(hold) as held:
         recovered = recover_in(held.root)
         journal, result = decide(held.root)
-        if journal.files or journal.dropped() or (journal.before and journal.after is None):
+        if journal.files or journal.dropped() or _is_left(held.root, journal):
             carry_out(held, journal, lambda site: _put_all_back(site, held))
         entries = [journal.entry_of(file.path) for file in journal.files]
         return replace(
@@ -174,8 +175,9 @@ def _plan(
         after = replace(manifest, run=run, files={path: entries[path] for path in left_alone})
     tool = manifest.tool if manifest else ""
     journal = Journal(REVERT, tool, run, manifest, after, files)
+    journal = replace(journal, saved=last_copies(root, journal, known_originals))
     _make_sure_of_originals(root, journal)
-    kept_aside = KeptAside.all_of(journal)
+    kept_aside = journal.kept_aside()
     return journal, RevertResult(
         reverted=tuple(file.path for file in files),
         left_alone=tuple(left_alone),
@@ -185,6 +187,14 @@ def _plan(
         unclaimed=unclaimed,
         state_removed=manifest is not None and not (left_alone or kept_aside or unclaimed),
     )
+
+
+def _is_left(root: Folder, journal: Journal) -> bool:
+    """Whether there is something to remove although there is no original to put back."""
+    if journal.after is not None or root.status(FOLDER) is None:
+        return False
+    with opened_in(root) as state:
+        return bool({MANIFEST, VERIFIED} & set(state.names()))
 
 
 def _what_is_there(

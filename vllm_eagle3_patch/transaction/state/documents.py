@@ -99,6 +99,10 @@ class Fields:
             raise self.wrong(key)
         return tuple(value)
 
+    def optional_texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings; an empty one where an earlier version wrote none."""
+        return self.texts(key) if key in self._value else ()
+
     def one_of(self, key: str, *known: str) -> str:
         """Return a string that is one of those known."""
         if self.text(key) not in known:

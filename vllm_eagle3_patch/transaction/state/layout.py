@@ -10,7 +10,8 @@ It holds::
     originals/<run>/...  the original inodes (or symbolic links), by the run that replaced them
     copies/<run>/...     plain copies of the originals' bytes
     previous/<run>/...   only during a run: what it replaces that is not an original
-    edited/<run>/...     what was overwritten although someone had edited it
+    edited/<run>/...     what was overwritten although someone had edited it, and last copies of
+                         originals that vLLM was installed over
 """
 
 import errno
