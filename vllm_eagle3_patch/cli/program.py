@@ -64,8 +64,8 @@ class _Program(click.Group):
         except OSError as error:
             if "--debug" in given:
                 raise
-            code = 0  # Only the help and the version are not printed by a command.
-            termination.end_of_unwritten_output(error, code)
+            # Only the help and the version are not printed by a command.
+            code = termination.end_of_unwritten_output(error, 0)
         sys.exit(code)
 
 
@@ -513,7 +513,7 @@ def completion(shell: str) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """The program; ``__main__`` calls it."""
     gc.disable()  # It ends soon: collecting what parsing leaves takes longer than it is worth.
     cli(prog_name="vllm-eagle3-patch")
     raise AssertionError("click exits")
