@@ -61,9 +61,9 @@ def _with_ground(
     contents = rests_on(assessment, facts.architecture)
     verdict = None
     for result in results:
-        if result.architecture == facts.architecture and _is_of(assessment, contents, result):
-            verdict = result.verdict
-            refuted = result.difference
+        of_this = result.architecture == facts.architecture and result.verdict != UNPROVEN
+        if of_this and _is_of(assessment, contents, result):
+            verdict, refuted = result.verdict, result.difference
     if verdict == REFUTED:
         return facts._replace(ground=None, refuted=refuted or "it failed")
     if verdict is None and (facts.ground or facts.refuted):
