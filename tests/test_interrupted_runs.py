@@ -18,6 +18,7 @@ from small_installation import (
     NEWER,
     OLD,
     PATHS,
+    PLAIN,
     Entry,
     apply,
     change,
@@ -29,6 +30,7 @@ from small_installation import (
     sha256,
     tree,
 )
+from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.commands.revert import revert as revert_command
 from vllm_eagle3_patch.commands.where import Where
 from vllm_eagle3_patch.ground.errors import NotWritableError
@@ -36,6 +38,8 @@ from vllm_eagle3_patch.transaction.recovery import recover
 from vllm_eagle3_patch.transaction.revert import revert
 from vllm_eagle3_patch.transaction.state.journal import unfinished
 from vllm_eagle3_patch.transaction.state.lock import held_by
+from vllm_eagle3_patch.transaction.state.verified import Verified, read_verified
+from vllm_eagle3_patch.transaction.verdicts import record_verification
 
 __all__ = ["in_memory"]  # a fixture
 
@@ -166,7 +170,7 @@ def without_ours(entries: dict[str, Entry]) -> dict[str, Entry]:
 
 
 def leftovers_of_a_run(root: Path) -> list[str]:
-    known = ("README", "manifest.json", "originals", "copies", "edited")
+    known = ("README", "manifest.json", "verified.json", "originals", "copies", "edited")
     in_state = [name for name in tree(root / STATE) if not name.startswith(known)]
     return in_state + [
         name
@@ -436,6 +440,24 @@ def test_the_last_copy_survives_a_run_killed_anywhere(
         count=number,
         result="that copy is where it was, or in edited/",
     )
+
+
+def test_keeping_what_verify_showed_killed_anywhere(in_memory: Path) -> None:
+    ends = set()
+    for number in count():
+        root = make_installation(in_memory / str(number))
+        before = tree(root)
+        result = Verified("A", "proven", {PLAIN: sha256(old(PLAIN))})
+        if not killed_at(number, partial(record_verification, root, [result])):
+            break
+        recover(root)
+        assert not leftovers_of_a_run(root)
+        found = read_verified(root, __version__)
+        assert found in ((), (result,))
+        ends.add(bool(found))
+        revert(root)
+        assert tree(root) == before
+    assert ends == {True, False}
 
 
 def refusal(number: int) -> OSError:

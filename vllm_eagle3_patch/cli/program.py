@@ -208,7 +208,8 @@ def check(
     whose Python they run. No interpreter is started. The exit code is the highest of them.
 
     Exit code: 0 ready, 1 apply would make it work, or it looks ready and verify has to prove it,
-    3 no vLLM, 4 cannot be patched or verify refuted it, 5 a file was changed by someone else, 7 another run is busy, 8 a run was interrupted.
+    3 no vLLM, 4 cannot be patched or verify refuted it, 5 a file was changed by someone else,
+    7 another run is busy, 8 a run was interrupted.
     """
     if everywhere or search:
         _check_all(everywhere, search, given, as_json=json, debug=debug)
@@ -241,8 +242,8 @@ def verify(json: bool, debug: bool, timeout: int, **given: Any) -> NoReturn:
     weights, no GPU. What it showed of a content that is no release's is kept beside the package,
     for check; nothing else is written.
 
-    Exit code: 0 proven, 1 apply would make it work, or not all is proven, 2 no interpreter was named,
-    3 vLLM cannot be imported, 6 what should work does not, else as for check.
+    Exit code: 0 proven, 1 apply would make it work, or not all is proven, 2 no interpreter was
+    named, 3 vLLM cannot be imported, 6 what should work does not, else as for check.
     """
 
     def run() -> Report:
