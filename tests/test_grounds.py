@@ -53,6 +53,17 @@ def test_a_release_is_ready_by_its_contents(site_packages: Path) -> None:
     assert (ended.exit_code, ground(ended)) == (0, (True, "release"))
 
 
+def test_what_is_another_wrapper_s_does_not_count(site_packages: Path) -> None:
+    where = ("--site-packages", site_packages, "--json")
+    assert run("apply", *where).exit_code == 0
+    add_a_comment(site_packages / "vllm/model_executor/models/kimi_k25.py")
+    ended = run("check", *where)
+    assert ground(ended) == (True, "release")
+    assert ground(ended, "KimiK25ForConditionalGeneration") == (True, "unproven")
+    assert ended.exit_code == 1
+    assert run("check", *where, *MODEL).exit_code == 0
+
+
 def test_what_only_looks_ready_is_1_until_verify_has_run_it(patched: Server) -> None:
     ended = patched.run_json("check")
     assert (ended.exit_code, ground(ended)) == (1, (True, "unproven"))

@@ -24,7 +24,8 @@ class Verified:
     Args:
         architecture: Its name in vLLM's registry.
         verdict: ``proven``, ``refuted`` or ``unproven``.
-        files: The SHA-256, in hex, of each file that this holds for, by its path from the root.
+        files: The SHA-256, in hex, of each file that this holds for, by its path from the root; at
+            least those that ``rests_on`` in ``assess/grounds.py`` names.
         difference: The first thing that was wrong, on one line, where it is refuted.
     """
 
