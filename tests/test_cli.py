@@ -275,7 +275,7 @@ def test_file_of_ours_that_was_edited_is_5_and_force_keeps_the_edit_aside(
     assert after == before
 
 
-def test_file_edited_by_hand_that_looks_ready_is_1_and_shown_as_modified(
+def test_file_edited_by_hand_looks_ready_at_most_and_is_shown_as_modified(
     site_packages: Path,
 ) -> None:
     run("apply", "--site-packages", site_packages)
