@@ -36,12 +36,14 @@ def classify(installation: Installation) -> Assessment:
     sources = Sources(installation.root)
     problems: list[Problem] = []
     manifest = None
-    if has_traces(installation.root):
+    traces = has_traces(installation.root)
+    if traces:
         from vllm_eagle3_patch.transaction.state.manifest import read_manifest
 
         try:
             manifest = read_manifest(installation.root)
         except PatchError as error:
+            traces = False  # What else is there is not believed either.
             problems.append(Problem.of(error))
     release = identify(sources, installation, manifest)
     files = tuple(
@@ -57,7 +59,7 @@ def classify(installation: Installation) -> Assessment:
         problems.append(Problem.of(error))
     problems.extend(_problems(assessment))
     results: tuple[Verified, ...] = ()
-    if has_traces(installation.root) and any(model.ready for model in facts):
+    if traces and any(model.ready for model in facts):
         from vllm_eagle3_patch.transaction.state.verified import read_verified
 
         try:
