@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_eagle3_patch.ground.digest import sha256
-from vllm_eagle3_patch.transaction.all_or_none import KeptAside
 from vllm_eagle3_patch.transaction.change import Change
 from vllm_eagle3_patch.transaction.commit import commit
 from vllm_eagle3_patch.transaction.recovery import recover_in
 from vllm_eagle3_patch.transaction.revert import Origins, RevertResult, planned_revert
 from vllm_eagle3_patch.transaction.revert import revert as put_back
+from vllm_eagle3_patch.transaction.state.journal import KeptAside
 from vllm_eagle3_patch.transaction.state.lock import exclusive
 
 LINKED, SYMLINK, PLAIN = "vllm/config/linked.py", "vllm/config/symlink.py", "vllm/plain.py"
@@ -68,6 +68,7 @@ def apply(
     *changes: Change,
     check: Callable[[], None] = lambda: None,
     stale: tuple[str, ...] = (),
+    published: set[str] | None = None,
     tool: str = "1.0",
 ) -> tuple[KeptAside, ...]:
     """Commit these changes, or the ordinary ones, as the command does."""
@@ -81,6 +82,7 @@ def apply(
             release="0.17.1",
             check=check,
             stale=stale,
+            published=PUBLISHED if published is None else published,
         )
 
 
@@ -117,3 +119,4 @@ def contents(root: Path) -> dict[str, bytes]:
 OLD = {path: old(path) for path in PATHS}
 NEW = {path: new(path) for path in PATHS}
 NEWER = {path: newer(path) for path in PATHS}
+PUBLISHED = {sha256(data) for data in OLD.values()}

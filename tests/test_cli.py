@@ -230,7 +230,7 @@ def test_force_patches_an_edited_file_and_revert_brings_the_edit_back(site_packa
     content = (site_packages / DEEPSEEK).read_bytes()
     assert content.endswith(b"# a local edit\n")
     assert b"# vllm-eagle3-patch: deepseek-v2" in content
-    assert run_json("check", site_packages).exit_code == 0
+    assert "unproven" in run_json("check", site_packages).codes
     assert run_json("revert", site_packages).exit_code == 0
     assert snapshot(site_packages) == before
 
@@ -270,12 +270,14 @@ def test_file_of_ours_that_was_edited_is_5_and_force_keeps_the_edit_aside(
     assert after == before
 
 
-def test_file_edited_by_hand_that_is_ready_is_0_and_shown_as_modified(site_packages: Path) -> None:
+def test_file_edited_by_hand_looks_ready_at_most_and_is_shown_as_modified(
+    site_packages: Path,
+) -> None:
     run("apply", "--site-packages", site_packages)
     edit(site_packages / DEEPSEEK)
     ended = run_json("check", site_packages)
-    assert (ended.exit_code, ended.document["state"]) == (0, "modified")
-    assert "modified" in ended.codes
+    assert (ended.exit_code, ended.document["state"]) == (1, "modified")
+    assert {"modified", "unproven"} <= ended.codes
 
 
 @pytest.mark.parametrize("state", ["fresh", "patched"])
@@ -427,7 +429,8 @@ def test_unknown_build_is_4_and_patched_with_unpinned(site_packages: Path) -> No
     assert run_json("apply", site_packages).exit_code == 4
     assert run_json("check", site_packages, "--unpinned").exit_code == 1
     assert run_json("apply", site_packages, "--unpinned").exit_code == 0
-    assert run_json("check", site_packages).exit_code == 0
+    checked = run_json("check", site_packages)
+    assert (checked.exit_code, checked.codes) == (1, {"unproven"})
     assert run_json("revert", site_packages).exit_code == 0
     assert snapshot(site_packages) == before
 
@@ -575,6 +578,57 @@ def test_reinstalled_vllm_is_stale_state_and_apply_starts_afresh(
     assert "stale-state" in checked.codes
     assert run_json("apply", site_packages).exit_code == 0
     assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(site_packages) == before
+
+
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_a_hotfix_is_not_lost_where_vllm_is_reinstalled(
+    site_packages: Path, tmp_path: Path, command: str
+) -> None:
+    fresh = small_copy("0.17.1", tmp_path / "fresh")
+    hotfix = (site_packages / DEEPSEEK).read_bytes() + b"\n# a hotfix\n"
+    (site_packages / DEEPSEEK).write_bytes(hotfix)
+    only = ("--only", "deepseek-v2")
+    assert run_json("apply", site_packages, "--force", "--unpinned", *only).exit_code == 0
+    shutil.copytree(fresh, site_packages, dirs_exist_ok=True)
+    planned = run_json(command, site_packages, "--dry-run")
+    done = run_json(command, site_packages)
+    for ended, said in ((planned, "would be moved"), (done, "delete it when")):
+        (note,) = [note for note in ended.document["notes"] if said in note]
+        assert DEEPSEEK in note
+    assert done.exit_code == 0
+    (kept,) = (site_packages / STATE / "edited").rglob("*.py")
+    assert kept.read_bytes() == hotfix
+    assert str(kept.relative_to(site_packages)) in note
+    assert not (site_packages / STATE / "originals/1").exists()
+    assert run_json("revert", site_packages).exit_code == 0
+    assert kept.read_bytes() == hotfix
+
+
+def test_a_package_folder_that_is_a_link_is_patched_where_it_leads(
+    site_packages: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (site_packages / "vllm").rename(elsewhere / "vllm")
+    (site_packages / "vllm").symlink_to(elsewhere / "vllm")
+    before = snapshot(tmp_path)
+    assert run_json("check", site_packages).exit_code == 1
+    assert run_json("apply", site_packages, "--dry-run").exit_code == 1
+    assert run_json("apply", site_packages).exit_code == 0
+    assert run_json("check", site_packages).exit_code == 0
+    assert (elsewhere / STATE).is_dir()
+    assert run_json("revert", site_packages).exit_code == 0
+    assert snapshot(tmp_path) == before
+
+
+def test_a_link_to_a_folder_of_another_name_is_3_for_all(site_packages: Path) -> None:
+    (site_packages / "vllm").rename(site_packages / "vllm-0.17.1")
+    (site_packages / "vllm").symlink_to("vllm-0.17.1")
+    before = snapshot(site_packages)
+    for command in ("check", "apply", "revert"):
+        assert run_json(command, site_packages).exit_code == 3
+    assert run_json("apply", site_packages, "--dry-run").exit_code == 3
     assert snapshot(site_packages) == before
 
 

@@ -18,6 +18,7 @@ from small_installation import (
     NEWER,
     OLD,
     PATHS,
+    PLAIN,
     Entry,
     apply,
     change,
@@ -29,12 +30,17 @@ from small_installation import (
     revert,
     tree,
 )
+from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.commands.revert import revert as revert_command
+from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import BlockedError, NotWritableError
 from vllm_eagle3_patch.installation.find import Where
 from vllm_eagle3_patch.transaction.recovery import recover
+from vllm_eagle3_patch.transaction.revert import Origins
 from vllm_eagle3_patch.transaction.state.journal import unfinished
 from vllm_eagle3_patch.transaction.state.lock import held_by
+from vllm_eagle3_patch.transaction.state.verified import Verified, read_verified
+from vllm_eagle3_patch.transaction.verdicts import record_verification
 
 __all__ = ["in_memory"]  # a fixture
 
@@ -165,7 +171,7 @@ def without_ours(entries: dict[str, Entry]) -> dict[str, Entry]:
 
 
 def leftovers_of_a_run(root: Path) -> list[str]:
-    known = ("README", "manifest.json", "originals", "copies", "edited")
+    known = ("README", "manifest.json", "verified.json", "originals", "copies", "edited")
     in_state = [name for name in tree(root / STATE) if not name.startswith(known)]
     return in_state + [
         name
@@ -373,6 +379,86 @@ def interrupted_after(folder: Path, path: str) -> Path:
     assert killed_at(number, partial(apply, root))
     (root / "vllm/__init__.py").touch()
     return root
+
+
+def reinstall_after_apply(root: Path) -> None:
+    """Patched while it was an unpublished build, and then another release installed over it."""
+    apply(root, published=set())
+    for path in PATHS:
+        (root / path).unlink()
+        (root / path).write_bytes(REINSTALLED[path])
+
+
+def apply_after_reinstall(root: Path) -> object:
+    changes = [change(path, REINSTALLED[path], newer(path)) for path in PATHS]
+    return apply(root, *changes, stale=PATHS, published=set())
+
+
+def revert_after_reinstall(root: Path) -> object:
+    return revert(root, Origins({sha256(data) for data in REINSTALLED.values()}))
+
+
+REINSTALLED = {path: f"the next release's {path}".encode() for path in PATHS}
+LAST_COPIES = [
+    pytest.param(apply_after_reinstall, NEWER, id="apply"),
+    pytest.param(revert_after_reinstall, REINSTALLED, id="revert"),
+]
+
+
+def kept_contents(root: Path, *shelves: str) -> set[bytes]:
+    """What is kept of files on these shelves of the state folder."""
+    files = (file for shelf in shelves for file in (root / STATE / shelf).rglob("*.py"))
+    return {file.read_bytes() for file in files if file.is_file()}
+
+
+@pytest.mark.parametrize(("run", "after"), LAST_COPIES)
+def test_the_last_copy_survives_a_run_killed_anywhere(
+    in_memory: Path, run: Action, after: Contents, tried: Tried
+) -> None:
+    ends = set()
+    for number in count():
+        root = make_installation(in_memory / str(number))
+        reinstall_after_apply(root)
+        if not killed_at(number, partial(run, root)):
+            break
+        assert kept_contents(root, "originals", "copies", "edited") >= {*OLD.values()}
+        killed_at(number % 20, partial(recover, root), BEFORE)
+        assert kept_contents(root, "originals", "copies", "edited") >= {*OLD.values()}
+        recover(root)
+        assert contents(root) in (REINSTALLED, after)
+        done = not (root / STATE / "originals/1").exists()
+        assert kept_contents(root, "edited" if done else "copies") == {*OLD.values()}
+        ends.add(done)
+    assert ends == {True, False}
+    assert kept_contents(root, "edited") == {*OLD.values()}
+    assert not (root / STATE / "originals/1").exists()
+    assert not (root / STATE / "copies/1").exists()
+    tried(
+        "Killed",
+        f"{run.__name__.split('_')[0]} over a reinstalled vLLM, where the last copy of an "
+        "unpublished build is kept, is killed at any change",
+        how="SIGKILL before and after each; the recovery that follows is killed too",
+        count=number,
+        result="that copy is where it was, or in edited/",
+    )
+
+
+def test_keeping_what_verify_showed_killed_anywhere(in_memory: Path) -> None:
+    ends = set()
+    for number in count():
+        root = make_installation(in_memory / str(number))
+        before = tree(root)
+        result = Verified("A", "proven", {PLAIN: sha256(old(PLAIN))})
+        if not killed_at(number, partial(record_verification, root, [result])):
+            break
+        recover(root)
+        assert not leftovers_of_a_run(root)
+        found = read_verified(root, __version__)
+        assert found in ((), (result,))
+        ends.add(bool(found))
+        revert(root)
+        assert tree(root) == before
+    assert ends == {True, False}
 
 
 def refusal(number: int) -> OSError:

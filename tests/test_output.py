@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from conftest import small_copy
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.ground.text import shell_word
 
+ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = f"{shlex.quote(sys.executable)} -m vllm_eagle3_patch"
 
 
@@ -123,6 +125,35 @@ def test_an_apply_whose_report_cannot_be_written_is_done(
     assert run("check", "--site-packages", site_packages).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "start", ["import runpy; runpy.run_module(NAME, run_name='__main__')", "CONSOLE"]
+)
+def test_an_interruption_while_modules_are_imported_shows_no_traceback(
+    tmp_path: Path, start: str
+) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    (line,) = re.findall(r"vllm-eagle3-patch = (.*):main", (ROOT / "setup.cfg").read_text())
+    script = start.replace("NAME", "'vllm_eagle3_patch'")
+    script = script.replace("CONSOLE", f"import sys\nfrom {line} import main\nsys.exit(main())")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    told = "interrupted; no file was left half-changed\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", told)
+
+
+@pytest.mark.parametrize("more", ["", "--json"])
+def test_a_check_whose_report_cannot_be_written_is_no_success(
+    site_packages: Path, more: str
+) -> None:
+    where = f"--site-packages {site_packages} {more}"
+    assert in_bash(f"TOOL check {where} >/dev/full").returncode == 1
+    assert in_bash(f"TOOL apply {where}").returncode == 0
+    assert in_bash(f"TOOL check {where} | true").returncode == 0
+    assert in_bash(f"TOOL check {where} >/dev/full").returncode == 7
+    assert in_bash(f"TOOL apply --dry-run {where} >/dev/full").returncode == 7
+
+
 def test_a_reader_that_leaves_is_not_told(site_packages: Path) -> None:
     script = f"TOOL diff --site-packages {site_packages}; echo $? >&2"
     done = in_bash(f"{{ {script}; }} | true")
@@ -144,9 +175,10 @@ def test_an_error_that_cannot_be_told_keeps_its_code(
 def test_no_traceback_where_nothing_can_be_printed(arguments: str) -> None:
     for redirection in (">/dev/full", ">&-"):
         done = in_bash(f"TOOL {arguments} {redirection}")
-        assert done.returncode == 0
         assert "Traceback" not in done.stderr
-    assert "cannot write" in in_bash(f"TOOL {arguments} >/dev/full").stderr
+    full = in_bash(f"TOOL {arguments} >/dev/full")
+    assert full.returncode == 7
+    assert "cannot write" in full.stderr
 
 
 def test_a_fault_while_the_report_is_made_is_one_line_and_70(

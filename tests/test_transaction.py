@@ -18,6 +18,7 @@ from small_installation import (
     OLD,
     PATHS,
     PLAIN,
+    PUBLISHED,
     SYMLINK,
     apply,
     change,
@@ -405,7 +406,7 @@ def test_revert_leaves_edited_files_and_their_originals(root: Path) -> None:
     edit(root / PLAIN)
     for path in (LINKED, SYMLINK):
         edit(root / path, b"the next release")
-    result = revert(root, Origins({sha256(b"the next release")}))
+    result = revert(root, Origins({sha256(b"the next release"), *PUBLISHED}))
     assert result.reverted == ()
     assert result.left_alone == (PLAIN,)
     assert (root / PLAIN).read_bytes() == b"edited"
@@ -444,7 +445,7 @@ def test_revert_drops_what_it_kept_of_another_vllm(root: Path) -> None:
     apply(root)
     for path in PATHS:
         edit(root / path, b"the next release")
-    result = revert(root, Origins({sha256(b"the next release")}))
+    result = revert(root, Origins({sha256(b"the next release"), *PUBLISHED}))
     assert result.stale == PATHS
     assert set(contents(root).values()) == {b"the next release"}
     assert STATE not in names(root)
@@ -454,7 +455,7 @@ def test_revert_drops_what_it_kept_of_another_vllm(root: Path) -> None:
 def test_revert_when_vllm_is_removed_or_half_removed(root: Path, gone: str) -> None:
     apply(root)
     subprocess.run(["rm", "-r", root / gone], check=True)
-    result = revert(root)
+    result = revert(root, Origins(PUBLISHED))
     assert set(result.stale) == {path for path in PATHS if path.startswith(gone)}
     assert all((root / path).read_bytes() == old(path) for path in result.reverted)
     assert not (root / gone).exists()

@@ -117,7 +117,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     info = "vllm_eagle3_patch-9.9.dist-info"
     files[f"{info}/entry_points.txt"] = (
-        b"[console_scripts]\nvllm-eagle3-patch = vllm_eagle3_patch.cli.program:main\n"
+        b"[console_scripts]\nvllm-eagle3-patch = vllm_eagle3_patch.__main__:main\n"
     )
     return make_wheel(tmp_path_factory.mktemp("tool"), "vllm_eagle3_patch", "9.9", files)
 

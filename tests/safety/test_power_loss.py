@@ -29,15 +29,19 @@ from small_installation import (
 )
 from test_interrupted_runs import (
     EXCLUDE,
+    LAST_COPIES,
     OTHER_RUNS,
     PLAIN_RUNS,
+    REINSTALLED,
     RUN,
     SAID,
     STATE,
     Action,
     Contents,
     apply_old_to_new,
+    kept_contents,
     leftovers_of_a_run,
+    reinstall_after_apply,
     without_ours,
 )
 from vllm_eagle3_patch.ground.filesystem import Moment, Step
@@ -183,6 +187,24 @@ def test_power_lost_at_any_point(
         count=len(points),
         result="wholly undone or wholly done; revert gets every original back",
     )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("run", "after"), LAST_COPIES)
+def test_power_lost_where_a_last_copy_is_moved(
+    place: Path, run: Action, after: Contents, loss: str
+) -> None:
+    root = prepared(place, reinstall_after_apply)
+    points = disks_of(place, partial(run, root))
+    for number, (change, disk) in enumerate(points):
+        disk.restore(LOSSES[loss](disk))
+        kept = kept_contents(root, "originals", "copies", "edited")
+        assert kept >= {*OLD.values()}, f"{number} {change}"
+        recover(root)
+        kept = kept_contents(root, "originals", "copies", "edited")
+        assert kept >= {*OLD.values()}, f"{number} {change}"
+        assert contents(root) in (REINSTALLED, after)
+    assert kept_contents(root, "edited") == {*OLD.values()}
 
 
 class KilledError(BaseException):

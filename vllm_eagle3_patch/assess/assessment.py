@@ -57,6 +57,7 @@ class Assessment(NamedTuple):
         release: The release that it is by content, None if it is none of the matrix.
         facts: What holds for each model that it ships.
         problems: What a user should know, whatever is decided.
+        evidence: Files that are read for the facts and that no patch changes.
     """
 
     installation: Installation
@@ -66,6 +67,7 @@ class Assessment(NamedTuple):
     files: tuple[FileStatus, ...]
     facts: tuple[ModelFacts, ...]
     problems: tuple[Problem, ...] = ()
+    evidence: tuple[str, ...] = ()
 
     @property
     def pinned(self) -> bool:

@@ -6,7 +6,9 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.assess.assessment import Assessment, FileStatus, Problem
+from vllm_eagle3_patch.assess.grounds import grounded
 from vllm_eagle3_patch.assess.model_facts import ModelFacts
 from vllm_eagle3_patch.ground import matrix
 from vllm_eagle3_patch.ground.errors import PatchError, UnsupportedError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from vllm_eagle3_patch.ground.matrix import Release
     from vllm_eagle3_patch.installation.find import Installation
     from vllm_eagle3_patch.transaction.state.manifest import Manifest, ManifestEntry
+    from vllm_eagle3_patch.transaction.state.verified import Verified
 
 OUTDATED_BYTECODE = "outdated-bytecode"
 _MARKERS = re.compile(rb"# vllm-eagle3-patch: ([a-z0-9-]+)")
@@ -33,26 +36,37 @@ def classify(installation: Installation) -> Assessment:
     sources = Sources(installation.root)
     problems: list[Problem] = []
     manifest = None
-    if has_traces(installation.root):
+    traces = has_traces(installation.root)
+    if traces:
         from vllm_eagle3_patch.transaction.state.manifest import read_manifest
 
         try:
             manifest = read_manifest(installation.root)
         except PatchError as error:
+            traces = False  # What else is there is not believed either.
             problems.append(Problem.of(error))
     release = identify(sources, installation, manifest)
     files = tuple(
         _status(path, sources, installation, release, manifest)
         for path in _concerned(sources, release)
     )
-    assessment = Assessment(installation, sources, manifest, release, files, ())
+    evidence = _evidence(release)
+    assessment = Assessment(installation, sources, manifest, release, files, (), (), evidence)
     try:
         facts = facts_of(sources, release)
     except UnsupportedError as error:
         facts = ()
         problems.append(Problem.of(error))
     problems.extend(_problems(assessment))
-    return assessment._replace(facts=facts, problems=tuple(problems))
+    results: tuple[Verified, ...] = ()
+    if traces and any(model.ready for model in facts):
+        from vllm_eagle3_patch.transaction.state.verified import read_verified
+
+        try:
+            results = read_verified(installation.root, __version__)
+        except PatchError as error:
+            problems.append(Problem.of(error)._replace(code="verified-corrupt"))
+    return grounded(assessment._replace(facts=facts, problems=tuple(problems)), results)
 
 
 def identify(
@@ -67,20 +81,24 @@ def identify(
         entry = entries.get(path)
         if entry is not None and digest == entry.written:
             return entry.original == pin.original
-        return digest in (pin.original, pin.patched, pin.hardened)
+        return pin.has(digest)
 
     def was_installed(path: str, pin: matrix.FilePin) -> bool:
-        return has_content(path, pin) or installation.record.get(path) in (
-            pin.original,
-            pin.patched,
-            pin.hardened,
-        )
+        return has_content(path, pin) or pin.has(installation.record.get(path))
 
     for belongs in (has_content, was_installed):
         for release in matrix.releases(first):
             if all(belongs(path, pin) for path, pin in release.files.items()):
                 return release
     return None
+
+
+def _evidence(release: Release | None) -> tuple[str, ...]:
+    if release is not None:
+        return tuple(release.evidence)
+    from vllm_eagle3_patch.assess.survey import EVIDENCE
+
+    return EVIDENCE
 
 
 def _concerned(sources: Sources, release: Release | None) -> Iterable[str]:
@@ -126,9 +144,31 @@ def _pin_of(path: str, digest: str, release: Release | None) -> matrix.FilePin |
     releases = (release,) if release is not None else matrix.releases()
     for candidate in releases:
         pin = candidate.files.get(path)
-        if pin is not None and digest in (pin.original, pin.patched, pin.hardened):
+        if pin is not None and pin.has(digest):
             return pin
     return None
+
+
+def by_release(assessment: Assessment) -> dict[str, list[str]]:
+    """The files that the matrix knows by the release they are of: as few releases as it takes."""
+    contents = {s.path: s.entry.original if s.entry else s.digest for s in assessment.files}
+    first = matrix.base_version(assessment.installation.version)
+    found: dict[str, list[str]] = {}
+    while contents:
+        fitting = {
+            release.name: [
+                path
+                for path, digest in contents.items()
+                if path in release.files and release.files[path].has(digest)
+            ]
+            for release in matrix.releases(first)
+        }
+        paths = max(fitting.values(), key=len)
+        if not paths:
+            break
+        found[" or ".join(name for name in fitting if fitting[name] == paths)] = paths
+        contents = {p: d for p, d in contents.items() if p not in paths}
+    return found
 
 
 def _unknown_status(

@@ -46,7 +46,7 @@ class Plan(NamedTuple):
         exit_code: 0 nothing to do, 1 there is, else why it cannot be done.
         state: The installation's state in one word, as in the JSON of ``check``.
         before: The bytes now in each file that would be written.
-        problems: Why it cannot be done, if so.
+        problems: Why it cannot be done, if so; where there is nothing to do, what is unproven.
         candidates: The models in question.
     """
 
@@ -56,3 +56,7 @@ class Plan(NamedTuple):
     before: Mapping[str, bytes] = MappingProxyType({})
     problems: tuple[Problem, ...] = ()
     candidates: tuple[str, ...] = ()
+
+    def proven_only(self) -> Plan:
+        """For commands that say whether it works: what only looks ready is not."""
+        return self._replace(exit_code=1) if self.exit_code == 0 and self.problems else self

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.assess.assessment import Problem
-from vllm_eagle3_patch.assess.classify import facts_of
+from vllm_eagle3_patch.assess.classify import by_release, facts_of
 from vllm_eagle3_patch.assess.decision import Options, Plan
+from vllm_eagle3_patch.assess.grounds import unproven
 from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import UnsupportedError
 from vllm_eagle3_patch.ground.family import FAMILY, select_models
@@ -50,10 +51,14 @@ def plan(assessment: Assessment, options: Options, *, contents: bool = True) -> 
         or _unsupported(assessment, options, candidates)
         or ((MODIFIED, ()) if untrusted(assessment) else None)
         or _not_ours(assessment, options)
+        or ((CANNOT, ()) if any(facts.refuted for facts in candidates) else None)
+        or _mixed(assessment, options)
         or _unpinned(assessment, options)
     )
     if blocked is not None:
         code, problems = blocked
+        if code == READY:
+            problems = unproven(candidates)
         state = _state(assessment, code, candidates)
         return Plan(code, state, problems=problems, candidates=names)
     if not contents and _matrix_knows(assessment, options):
@@ -64,7 +69,8 @@ def plan(assessment: Assessment, options: Options, *, contents: bool = True) -> 
         return Plan(CANNOT, "unsupported", problems=missing.problems, candidates=names)
     changes, before = _changes(assessment, options, composed)
     code = WOULD_CHANGE if changes else READY
-    return Plan(code, _state(assessment, code, candidates), changes, before, (), names)
+    problems = () if changes else unproven(candidates)
+    return Plan(code, _state(assessment, code, candidates), changes, before, problems, names)
 
 
 def _facts_of_originals(assessment: Assessment, options: Options) -> tuple[ModelFacts, ...]:
@@ -112,6 +118,8 @@ def _ready(
         return None
     possible = all(map(options.allows, candidates))
     if not candidates or not possible or any(wanted(facts, options) for facts in candidates):
+        return None
+    if any(facts.refuted for facts in candidates):
         return None
     if options.harden or any(name in options.only for name in _beyond_ready(options)):
         return None
@@ -203,6 +211,18 @@ def _concerns(assessment: Assessment, options: Options, status: FileStatus) -> b
     """Whether a patch that the user selected changes a file."""
     patches = assessment.release.files[status.path].patches if assessment.release else ()
     return not patches or any(map(options.selects, patches))
+
+
+def _mixed(assessment: Assessment, options: Options) -> Blocked | None:
+    """The files are of different releases, and the user did not allow that."""
+    if options.unpinned or assessment.release is not None:
+        return None
+    found = by_release(assessment)
+    if len(found) < 2:  # noqa: PLR2004  a mixture is of two at least
+        return None
+    each = "; ".join(f"of {name}: {', '.join(paths)}" for name, paths in found.items())
+    hint = "reinstall vLLM; or, to patch it where every anchor is found, use --unpinned"
+    return CANNOT, (Problem("mixed", f"files of different releases; {each}", hint),)
 
 
 def _unpinned(assessment: Assessment, options: Options) -> Blocked | None:

@@ -64,8 +64,8 @@ class _Program(click.Group):
         except OSError as error:
             if "--debug" in given:
                 raise
-            code = 0  # Only the help and the version are not printed by a command.
-            termination.end_of_unwritten_output(error, code)
+            # Only the help and the version are not printed by a command.
+            code = termination.end_of_unwritten_output(error, 0)
         sys.exit(code)
 
 
@@ -207,8 +207,9 @@ def check(
     system's and the user's packages; what running processes have loaded, and the environments
     whose Python they run. No interpreter is started. The exit code is the highest of them.
 
-    Exit code: 0 ready, 1 apply would make it work, 3 no vLLM, 4 cannot be patched,
-    5 a file was changed by someone else, 7 another run is busy, 8 a run was interrupted.
+    Exit code: 0 ready, 1 apply would make it work, or it looks ready and verify has to prove it,
+    3 no vLLM, 4 cannot be patched or verify refuted it, 5 a file was changed by someone else,
+    7 another run is busy, 8 a run was interrupted.
     """
     if everywhere or search:
         _check_all(everywhere, search, given, as_json=json, debug=debug)
@@ -238,10 +239,11 @@ def verify(json: bool, debug: bool, timeout: int, **given: Any) -> NoReturn:
     """Run the code that EAGLE-3 needs, in the interpreter that runs the server.
 
     It imports vLLM, which takes a while, and runs its models' own code on a few numbers: no
-    weights, no GPU. Nothing is written.
+    weights, no GPU. What it showed of a content that is no release's is kept beside the package,
+    for check; nothing else is written.
 
-    Exit code: 0 proven, 1 apply would make it work, 2 no interpreter was named,
-    3 vLLM cannot be imported, 6 what should work does not, else as for check.
+    Exit code: 0 proven, 1 apply would make it work, or not all is proven, 2 no interpreter was
+    named, 3 vLLM cannot be imported, 6 what should work does not, else as for check.
     """
 
     def run() -> Report:
@@ -513,7 +515,7 @@ def completion(shell: str) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """The program; ``__main__`` calls it."""
     gc.disable()  # It ends soon: collecting what parsing leaves takes longer than it is worth.
     cli(prog_name="vllm-eagle3-patch")
     raise AssertionError("click exits")

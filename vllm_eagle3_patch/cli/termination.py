@@ -1,7 +1,7 @@
 """How a command ends: its report or its error is printed, and the exit code says how it went.
 
-What the streams refuse (closed, full, nobody reads them) changes neither what was done nor the
-exit code.
+What the streams refuse (closed, full, nobody reads them) does not change what was done. The exit
+code of a command that wrote is about that; one that only tells, and cannot, did not succeed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from vllm_eagle3_patch.ground.errors import PatchError
+from vllm_eagle3_patch.ground.errors import NotWritableError, PatchError
 from vllm_eagle3_patch.ground.text import one_line
 from vllm_eagle3_patch.output.blocks import print_diff
 from vllm_eagle3_patch.output.report import print_report
@@ -35,6 +35,7 @@ INTERRUPTED = 130
 _ENDING = (signal.SIGHUP, signal.SIGTERM)  # a lost connection, and what asks it to end
 
 _PROGRAM = "vllm-eagle3-patch"
+_WRITING = ("apply", "revert")
 _UNHARMED = "no file was left half-changed"
 
 
@@ -107,12 +108,13 @@ def run_to_end(
         with _raising_signals():
             ending = run()
         code = ending.exit_code
+        wrote = command in _WRITING and not dry_run
         if as_json:
-            _print_json(ending.document(), code)
+            code = _print_json(ending.document(), code, wrote=wrote)
         elif ending.for_stderr:
             _tell(ending.show)
         else:
-            _print(ending.show, code)
+            code = _print(ending.show, code, wrote=wrote)
     except PatchError as error:
         code = error.exit_code
         if debug:
@@ -160,15 +162,26 @@ def end_of_abort(given: Sequence[str]) -> int:
     return INTERRUPTED
 
 
-def end_of_unwritten_output(error: OSError, exit_code: int) -> None:
-    """Tell on standard error why standard output lacks something, unless its reader left."""
+def end_of_unwritten_output(error: OSError, exit_code: int, *, wrote: bool = False) -> int:
+    """Tell on standard error why standard output lacks something, unless its reader left.
+
+    Args:
+        error: What the system said.
+        exit_code: How the command ended.
+        wrote: Whether that says what became of files.
+
+    Returns:
+        How the program ends.
+    """
     _drop(sys.stdout)
-    if error.errno != errno.EPIPE:
-        why = error.strerror or str(error)
-        _tell_line(
-            f"error: cannot write the report: {why}\n"
-            f"  what was asked for ended with exit code {exit_code} all the same"
-        )
+    if error.errno == errno.EPIPE:
+        return exit_code
+    why = error.strerror or str(error)
+    _tell_line(
+        f"error: cannot write the report: {why}\n"
+        f"  what was asked for ended with exit code {exit_code} all the same"
+    )
+    return exit_code if wrote else exit_code or NotWritableError.exit_code
 
 
 def _asked_for_json_by_environment(context: click.Context | None) -> bool:
@@ -199,14 +212,14 @@ def _print_problem(
     _print_json({**report.document(), **more}, exit_code)
 
 
-def _print_json(document: dict[str, Any], exit_code: int) -> None:
+def _print_json(document: dict[str, Any], exit_code: int, *, wrote: bool = False) -> int:
     """One JSON document on standard output; paths that are not UTF-8 stay escaped."""
     text = json.dumps(document, indent=2, ensure_ascii=True)
-    _print(lambda: sys.stdout.write(f"{text}\n"), exit_code)
+    return _print(lambda: sys.stdout.write(f"{text}\n"), exit_code, wrote=wrote)
 
 
-def _print(write: Callable[[], object], exit_code: int) -> None:
-    """Write to standard output; what it refuses is told and changes nothing."""
+def _print(write: Callable[[], object], exit_code: int, *, wrote: bool = False) -> int:
+    """Write to standard output; returns the exit code (see ``end_of_unwritten_output``)."""
     try:
         if sys.stdout is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -215,7 +228,8 @@ def _print(write: Callable[[], object], exit_code: int) -> None:
         write()
         sys.stdout.flush()
     except OSError as error:
-        end_of_unwritten_output(error, exit_code)
+        return end_of_unwritten_output(error, exit_code, wrote=wrote)
+    return exit_code
 
 
 def _tell(write: Callable[[], object]) -> None:

@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.assess.assessment import Assessment
-from vllm_eagle3_patch.assess.classify import OUTDATED_BYTECODE, classify, stale_paths
+from vllm_eagle3_patch.assess.classify import (
+    OUTDATED_BYTECODE,
+    classify,
+    known_originals,
+    stale_paths,
+)
 from vllm_eagle3_patch.assess.decision import Options, Plan
 from vllm_eagle3_patch.assess.plan import plan, unified_diff, wanted
 from vllm_eagle3_patch.commands.notes import kept_copies, to_restart, with_force_given, would_keep
 from vllm_eagle3_patch.commands.other_runs import recovered
 from vllm_eagle3_patch.commands.report import Report, about
-from vllm_eagle3_patch.commands.verify import Verifying, needs_interpreter, verified
+from vllm_eagle3_patch.commands.verify import (
+    Verifying,
+    needs_interpreter,
+    recorded,
+    results_of,
+    verified,
+)
 from vllm_eagle3_patch.ground.errors import (
     BlockedError,
     NotReadableError,
@@ -27,6 +38,7 @@ from vllm_eagle3_patch.verify.results import Verification
 
 if TYPE_CHECKING:
     from vllm_eagle3_patch.transaction.state.lock import Hold
+    from vllm_eagle3_patch.transaction.state.verified import Verified
 
 
 def apply(
@@ -135,6 +147,9 @@ def _nothing_to_do(
     verification = None
     if verifying is not None:
         verification = verified(installation, assessment, verifying, "nothing was changed")
+        assessment, more = recorded(assessment, results_of(verification, assessment))
+        notes += more
+        decided = plan(assessment, options, contents=False)
     report = _report(assessment, decided, options)
     return report._replace(notes=notes, verification=verification)
 
@@ -151,12 +166,14 @@ def _commit(
     assessment, decided = seen
     installation = assessment.installation
     verification: Verification | None = None
+    results: tuple[Verified, ...] = ()
 
     def check() -> None:
-        nonlocal verification
+        nonlocal verification, results
         written = _check_from_disk(installation, options)
         if verifying is not None:
             verification = verified(installation, written, verifying, "every file was put back")
+            results = results_of(verification, written)
 
     release = assessment.release
     kept_aside = commit(
@@ -167,8 +184,10 @@ def _commit(
         release=release.name if release else None,
         check=check,
         stale=stale_paths(assessment),
+        published=known_originals(assessment),
     )
-    after = classify(installation)
+    after, more = recorded(classify(installation), results, hold=hold)
+    notes += more
     notes += _patched_as_edited(assessment, decided, "was patched as it is; revert brings it back")
     notes += kept_copies(kept_aside) + to_restart(installation.root)
     report = Report.of("apply", after, plan(after, options, contents=False))
@@ -195,8 +214,15 @@ def _check_from_disk(installation: Installation, options: Options) -> Assessment
 def _overwrites(assessment: Assessment, decided: Plan) -> tuple[str, ...]:
     """What ``--force`` would overwrite or build upon, before it is done."""
     as_edited = "would be patched as it is; revert would bring it back"
+    entries = assessment.manifest.files if assessment.manifest else {}
+    published, digest = known_originals(assessment), assessment.sources.digest
     return _patched_as_edited(assessment, decided, as_edited) + would_keep(
-        change.path for change in decided.changes if change.keep_aside
+        (change.path for change in decided.changes if change.keep_aside),
+        (
+            path
+            for path in stale_paths(assessment)
+            if entries[path].original not in {*published, digest(path)}
+        ),
     )
 
 

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch.transaction.state.layout import FOLDER
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from vllm_eagle3_patch.assess.assessment import Assessment
-    from vllm_eagle3_patch.transaction.all_or_none import KeptAside
+    from vllm_eagle3_patch.transaction.state.journal import KeptAside
+
+
+_EDITED, _LAST = "a copy of the edited", "what was kept of an earlier build, the last copy, of"
 
 
 def kept_copies(kept_aside: Iterable[KeptAside]) -> tuple[str, ...]:
     return tuple(
-        f"a copy of the edited {kept.path} is in {kept.copy}; delete it when you do not need it"
+        f"{_EDITED if kept.edited else _LAST} {kept.path} is in {kept.copy}; "
+        "delete it when you do not need it"
         for kept in kept_aside
     )
 
 
-def would_keep(paths: Iterable[str]) -> tuple[str, ...]:
-    from vllm_eagle3_patch.transaction.state.layout import FOLDER
-
-    return tuple(
-        f"the edited {path} would be replaced, and a copy of it kept in {FOLDER}" for path in paths
+def would_keep(edited: Iterable[str], last: Iterable[str]) -> tuple[str, ...]:
+    """What ``kept_copies`` would say of a run that is not made."""
+    return (
+        *(
+            f"the edited {path} would be replaced, and a copy of it kept in {FOLDER}"
+            for path in edited
+        ),
+        *(f"{_LAST} {path} would be moved to {FOLDER}/edited" for path in last),
     )
 
 

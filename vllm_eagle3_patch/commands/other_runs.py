@@ -49,6 +49,8 @@ def recovered(root: Path, *, dry_run: bool) -> tuple[str, ...]:
     result = recover(root)
     if result is None:
         return ()
+    from vllm_eagle3_patch.commands.notes import kept_copies
+
     if result.outcome == "completed":
         done = f"an interrupted {result.operation} was found: it was done but for tidying up"
     else:
@@ -56,4 +58,5 @@ def recovered(root: Path, *, dry_run: bool) -> tuple[str, ...]:
     return (
         done,
         *(f"changed by someone else meanwhile, left alone: {path}" for path in result.left_alone),
+        *kept_copies(result.kept_aside),
     )

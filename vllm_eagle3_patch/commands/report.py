@@ -111,6 +111,7 @@ def _models(assessment: Assessment | None) -> list[dict[str, Any]]:
             "architecture": facts.architecture,
             "model_types": list(facts.model_types),
             "ready": facts.ready,
+            "ground": facts.ground,
             "missing": list(facts.missing),
             "patched_by": list(patched_by(assessment, facts)),
             "reason": facts.reason,

@@ -107,10 +107,8 @@ def _revert_broken(
     """
     manifest = read_manifest(broken.root)
     paths = tuple(manifest.files) if manifest else ()
-    if isinstance(broken, VllmRemovedError):
-        origins = Origins((), paths, _ours(manifest))
-    else:
-        origins = Origins(pinned_originals(paths), (), _ours(manifest))
+    gone = paths if isinstance(broken, VllmRemovedError) else ()
+    origins = Origins(pinned_originals(paths), gone, _ours(manifest))
     return _put_back(broken.root, hold, origins, force=force, dry_run=dry_run)
 
 
@@ -127,12 +125,19 @@ def _put_back(
     else:
         result = put_back(hold, origins, force=force)
     if dry_run:
-        kept_aside = would_keep(kept.path for kept in result.kept_aside)
+        kept_aside = would_keep(
+            (kept.path for kept in result.kept_aside if kept.edited),
+            (kept.path for kept in result.kept_aside if not kept.edited),
+        )
     else:
         kept_aside = kept_copies(result.kept_aside)
     notes = (
         *(f"not as we left it, left alone: {path}" for path in result.left_alone),
-        *(f"dropped what was kept of a file that is not ours: {path}" for path in result.stale),
+        *(
+            f"dropped what was kept of a file that is not ours: {path}"
+            for path in result.stale
+            if path not in {kept.path for kept in result.kept_aside}
+        ),
         *(
             f"kept, but the manifest does not say of what: {path}; put it back by hand, or "
             "delete it"

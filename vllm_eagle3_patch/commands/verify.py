@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from vllm_eagle3_patch.assess.assessment import Assessment, Problem
 from vllm_eagle3_patch.assess.classify import classify
 from vllm_eagle3_patch.assess.decision import Options
+from vllm_eagle3_patch.assess.grounds import REFUTED, RELEASE, grounded, rests_on
 from vllm_eagle3_patch.assess.plan import plan
 from vllm_eagle3_patch.commands.other_runs import in_the_way
 from vllm_eagle3_patch.commands.report import Report, about
-from vllm_eagle3_patch.ground.errors import VerificationError, VllmNotFoundError
+from vllm_eagle3_patch.ground.errors import PatchError, VerificationError, VllmNotFoundError
 from vllm_eagle3_patch.ground.family import select_models
 from vllm_eagle3_patch.installation.find import Installation, Where
 from vllm_eagle3_patch.verify.results import CheckResult, ModelResult, Verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from vllm_eagle3_patch.transaction.state.lock import Hold
+    from vllm_eagle3_patch.transaction.state.verified import Verified
 
 
 class Verifying(NamedTuple):
@@ -56,9 +60,10 @@ def verify(where: Where, options: Options, verifying: Verifying) -> Report:
         if blocked is not None:
             raise blocked
         assessment = classify(installation)
-        decided = plan(assessment, options, contents=False)
         named = [model.architecture for model in select_models(options.models)]
         verification = verifying.run(installation, assessment, named)
+        assessment, notes = recorded(assessment, results_of(verification, assessment))
+        decided = plan(assessment, options, contents=False)
         failures = verification.unexpected
         if failures:
             hint = "please report this with the vLLM version; revert takes out what apply put in"
@@ -71,8 +76,48 @@ def verify(where: Where, options: Options, verifying: Verifying) -> Report:
             )
             code = VllmNotFoundError.exit_code
             decided = decided._replace(exit_code=code, problems=(problem, *decided.problems))
-        report = Report.of("verify", assessment, decided)
-        return report._replace(verification=verification)
+        report = Report.of("verify", assessment, decided.proven_only())
+        return report._replace(notes=notes, verification=verification)
+
+
+def results_of(verification: Verification, assessment: Assessment) -> tuple[Verified, ...]:
+    """What running the models showed, with the contents that it rests on."""
+    from vllm_eagle3_patch.transaction.state.verified import Verified
+
+    verdicts = {True: "proven", False: "refuted", None: "unproven"}
+    return tuple(
+        Verified(
+            model.architecture,
+            verdicts[model.ok],
+            rests_on(assessment, model.architecture),
+            f"{model.failed[0].name}: {model.failed[0].detail}" if model.failed else None,
+        )
+        for model in verification.models
+    )
+
+
+def recorded(
+    assessment: Assessment, results: Sequence[Verified], *, hold: Hold | None = None
+) -> tuple[Assessment, tuple[str, ...]]:
+    """The assessment with what was shown, and a note where that could not be kept.
+
+    Kept is what says more than that the contents are a release's.
+    """
+    from vllm_eagle3_patch.transaction.verdicts import record_verification
+
+    grounds = {facts.architecture: facts.ground for facts in assessment.facts if facts.looks_ready}
+    telling = tuple(
+        result
+        for result in results
+        if grounds.get(result.architecture, RELEASE) != RELEASE
+        or (result.verdict == REFUTED and result.architecture in grounds)
+    )
+    notes: tuple[str, ...] = ()
+    try:
+        record_verification(assessment.installation.root, telling, hold=hold)
+    except PatchError as error:
+        notes = (f"what verify showed is not kept, so check will not know it: {error.message}",)
+    return grounded(assessment, results), notes
 
 
 WHERE_TO_VERIFY = "install in that environment what it lacks, or verify where the server runs"

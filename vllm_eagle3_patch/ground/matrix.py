@@ -45,6 +45,10 @@ class FilePin(NamedTuple):
     hardened: str
     patches: tuple[str, ...]
 
+    def has(self, digest: str | None) -> bool:
+        """Whether a content is this file's, as published or with the patches of either set."""
+        return digest in (self.original, self.patched, self.hardened)
+
 
 class ModelPin(NamedTuple):
     """One model of a release: what it lacks and what limits it, as published and patched."""

@@ -234,6 +234,9 @@ def _site_packages_below(folder: Path) -> Path | None:
 
 def _installation(lookup: Lookup, chosen_by: str, python: str | None, who: str) -> Installation:
     package = lookup.package
+    if package is not None and package.is_symlink():
+        # What is changed is where the link leads: no link is followed below the root.
+        package = Path(os.path.realpath(package))
     for folder in (*lookup.remnants[:1], *([package] if package else [])):
         if _is_compiled_only(folder):
             raise VllmNotFoundError(

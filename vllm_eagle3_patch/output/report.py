@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from vllm_eagle3_patch.assess.grounds import UNPROVEN
 from vllm_eagle3_patch.ground.text import shell_word
 from vllm_eagle3_patch.installation.find import ACTIVE
 from vllm_eagle3_patch.output.blocks import BLANK, Block, Columns, Diff, Line, print_blocks
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 _CLOSING = {
     ("check", 0): "EAGLE-3 is ready for: {ready}.",
     ("check", 1): "To make EAGLE-3 ready for {candidates}:",
+    ("check", UNPROVEN): "To prove that EAGLE-3 works for {unproven}:",
     ("apply", 0): "Done. To undo it:",
     ("apply", 1): "Nothing was written. The same command without --dry-run or --diff applies this.",
     ("revert", 0): "Every file is as it was before.",
     ("revert", 1): "Nothing was written. The same command without --dry-run reverts these.",
     ("verify", 0): "Proven by running it, for: {proven}.",
     ("verify", 1): "To make EAGLE-3 ready for {candidates}:",
+    ("verify", UNPROVEN): "Not proven: {unproven}.",
     ("verify", 3): "Nothing is proven: no model could be run.",
     ("verify", 6): "What should work does not: see what failed above.",
 }
@@ -36,7 +39,12 @@ _NOTHING = {
     "revert": "Nothing to revert.",
 }
 
-_NEXT = {("check", 1): "apply", ("verify", 1): "apply", ("apply", 0): "revert"}
+_NEXT = {
+    ("check", 1): "apply",
+    ("check", UNPROVEN): "verify",
+    ("verify", 1): "apply",
+    ("apply", 0): "revert",
+}
 
 
 def print_report(report: Report) -> None:
@@ -72,7 +80,9 @@ def _closing(report: Report) -> Iterator[Line]:
     if report.exit_code == 0 and not report.changed and report.command in _NOTHING:
         yield Line(_NOTHING[report.command], bold=True)
         return
-    ending = (report.command, report.exit_code)
+    unproven = any(problem.code == UNPROVEN for problem in report.problems)
+    how = UNPROVEN if unproven and report.exit_code == 1 else report.exit_code
+    ending = (report.command, how)
     if ending not in _CLOSING or report.assessment is None:
         return
     facts = _facts(report)
@@ -84,19 +94,23 @@ def _closing(report: Report) -> Iterator[Line]:
             f.architecture for f in facts if f.architecture in report.candidates and not f.ready
         )
         or "what was selected",
+        unproven=", ".join(f.architecture for f in facts if f.ground == UNPROVEN),
     )
     yield Line(closing, bold=True)
     if ending in _NEXT:
-        words = ["vllm-eagle3-patch", _NEXT[ending], *_where(report), *report.options]
+        words = ["vllm-eagle3-patch", _NEXT[ending], *_where(report, _NEXT[ending])]
+        words += report.options
         yield Line(f"  {' '.join(words)}", bold=True, command=True)
 
 
-def _where(report: Report) -> tuple[str, ...]:
-    """The option that leads to this installation again, unless none does as well."""
+def _where(report: Report, command: str) -> tuple[str, ...]:
+    """The option that leads a command to this installation again, unless none does as well."""
     installation = report.installation
     if installation is None:
         return ()
     encoding = sys.stdout.encoding or "utf-8"
+    if installation.chosen_by == "--site-packages" and command == "verify":
+        return ("--python", "PATH")
     if installation.chosen_by == "--site-packages":
         return ("--site-packages", shell_word(installation.root, encoding))
     # A command that writes does not pass over an active environment, as check does.
@@ -141,12 +155,13 @@ def _model_blocks(
     from vllm_eagle3_patch.commands.report import patched_by, patches_in_place
 
     yield Columns(
-        ("model", "model types", "ready", "missing", "patched by"),
+        ("model", "model types", "ready", "ground", "missing", "patched by"),
         tuple(
             (
                 facts.architecture,
                 ", ".join(facts.model_types),
                 "yes" if facts.ready else "no",
+                facts.ground or "-",
                 ", ".join(facts.missing) or "-",
                 ", ".join(patched_by(assessment, facts)) or "-",
             )

@@ -1,20 +1,16 @@
 """Carrying out a run: written down first, then done as a whole or undone as a whole."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from itertools import count
 
-from vllm_eagle3_patch.ground import filesystem
 from vllm_eagle3_patch.ground.errors import NotWritableError, VerificationError
 from vllm_eagle3_patch.ground.folder import Folder
 from vllm_eagle3_patch.ground.os_errors import refused
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
-from vllm_eagle3_patch.transaction.conclusion import conclude, finish, settle, write_document
+from vllm_eagle3_patch.transaction.conclusion import begun, conclude, finish, settle
 from vllm_eagle3_patch.transaction.file_swap import current_digest, keep, swap
-from vllm_eagle3_patch.transaction.git_exclude import add_exclude
 from vllm_eagle3_patch.transaction.recovery import is_complete, recover_in
-from vllm_eagle3_patch.transaction.state import readme
-from vllm_eagle3_patch.transaction.state.journal import Journal, Site
+from vllm_eagle3_patch.transaction.state.journal import REVERT, Journal, Site
 from vllm_eagle3_patch.transaction.state.layout import (
     COPIES,
     EDITED,
@@ -22,7 +18,6 @@ from vllm_eagle3_patch.transaction.state.layout import (
     JOURNAL,
     ORIGINALS,
     PREVIOUS,
-    folder_mode,
     opened_in,
 )
 from vllm_eagle3_patch.transaction.state.lock import Hold
@@ -40,7 +35,7 @@ def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> N
     """
     root = hold.root
     try:
-        with _begun(root, journal) as state:
+        with begun(root, JOURNAL, journal.encoded()) as state:
             site = Site(root, state, journal)
             action(site)
             hold.confirm()
@@ -61,26 +56,22 @@ def carry_out(hold: Hold, journal: Journal, action: Callable[[Site], None]) -> N
             raise
 
 
-@dataclass(frozen=True)
-class KeptAside:
-    """A file that someone had edited and that was replaced all the same.
+def last_copies(root: Folder, journal: Journal, published: Collection[str]) -> tuple[str, ...]:
+    """The files of which a run would delete the last copy of an original.
 
-    Attributes:
-        path: The file, relative to the root.
-        copy: Where a copy of it is, relative to the root.
+    Args:
+        root: The folder that holds the package folder ``vllm``.
+        journal: What is about to happen.
+        published: The SHA-256 of files that can be had again: those of releases and of RECORD.
     """
-
-    path: str
-    copy: str
-
-    @classmethod
-    def all_of(cls, journal: Journal) -> tuple["KeptAside", ...]:
-        """What a run keeps aside."""
-        return tuple(
-            cls(file.path, f"{FOLDER}/{journal.aside(file.path)}")
-            for file in journal.files
-            if file.aside
-        )
+    put_back = {file.path for file in journal.files} if journal.operation == REVERT else set()
+    return tuple(
+        entry.path
+        for entry in journal.dropped()
+        if entry.path not in put_back
+        and entry.original not in published
+        and current_digest(root, entry.path) != entry.original
+    )
 
 
 def manifest_of(root: Folder) -> Manifest | None:
@@ -128,22 +119,6 @@ def replace_all(site: Site, hold: Hold) -> None:
                 "look into the system's log, and for other programs that change this file",
             )
     settle(site, site.journal.after)
-
-
-def _begun(root: Folder, journal: Journal) -> Folder:
-    if root.status(FOLDER) is None:
-        filesystem.make_directory(root, FOLDER, folder_mode(root))
-        filesystem.sync_directory(root)
-    state = opened_in(root)
-    try:
-        if state.status(readme.NAME) is None:
-            write_document(root, state, readme.NAME, readme.TEXT.encode())
-        write_document(root, state, JOURNAL, journal.encoded())
-        add_exclude(root)
-    except BaseException:
-        state.close()
-        raise
-    return state
 
 
 def _reason(error: BaseException) -> str:

@@ -9,8 +9,8 @@ from vllm_eagle3_patch.ground.digest import sha256
 from vllm_eagle3_patch.ground.errors import ModifiedFileError, PatchError, VerificationError
 from vllm_eagle3_patch.ground.folder import Folder, Snapshot
 from vllm_eagle3_patch.transaction.all_or_none import (
-    KeptAside,
     carry_out,
+    last_copies,
     manifest_of,
     next_run,
     replace_all,
@@ -22,6 +22,7 @@ from vllm_eagle3_patch.transaction.state.documents import safe_path
 from vllm_eagle3_patch.transaction.state.journal import (
     APPLY,
     Journal,
+    KeptAside,
     Replacement,
     Site,
 )
@@ -38,8 +39,9 @@ def commit(
     release: str | None,
     check: Callable[[], None],
     stale: Collection[str],
+    published: Collection[str],
 ) -> tuple[KeptAside, ...]:
-    """Change all these files or none, and say where copies of edited ones are.
+    """Change all these files or none, and say what stays in the state folder for the user.
 
     The caller has ended an interrupted run. A journal is written, every new file is staged beside
     the old one and every old one kept, all synced; the files are swapped, read back and
@@ -54,7 +56,8 @@ def commit(
         release: In the matrix; None for an unknown one.
         check: Called when all files are in place; what it raises rolls them back.
         stale: Paths in the manifest that are not ours any more (vLLM was installed anew): what was
-            kept of them is dropped.
+            kept of them is dropped, or set aside where it is the last copy.
+        published: SHA-256 digests of files that can be had again: no copy of these is a last one.
 
     Raises:
         ModifiedFileError: A file is not as expected, or missing.
@@ -83,8 +86,9 @@ def commit(
         entries[change.path] = _entry(root, change, found[change.path], entry, run)
     after = Manifest(tool_version, vllm_version, release, run, entries)
     journal = Journal(APPLY, tool_version, run, manifest, after, files)
+    journal = replace(journal, saved=last_copies(root, journal, published))
     carry_out(hold, journal, lambda site: _replace_all(site, hold, effective, check))
-    return KeptAside.all_of(journal)
+    return journal.kept_aside()
 
 
 def drop_bytecode(root: Path, paths: Sequence[str]) -> None:

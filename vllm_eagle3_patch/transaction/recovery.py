@@ -19,6 +19,7 @@ from vllm_eagle3_patch.transaction.state import lock, readme
 from vllm_eagle3_patch.transaction.state.journal import (
     APPLY,
     Journal,
+    KeptAside,
     Replacement,
     Site,
     is_concluded,
@@ -32,13 +33,14 @@ from vllm_eagle3_patch.transaction.state.layout import (
     JOURNAL,
     MANIFEST,
     ORIGINALS,
+    VERIFIED,
     discard,
     document_in,
     opened_in,
 )
 from vllm_eagle3_patch.transaction.state.manifest import Manifest, manifest_bytes
 
-_DOCUMENTS = (readme.NAME, MANIFEST, JOURNAL)
+_DOCUMENTS = (readme.NAME, MANIFEST, JOURNAL, VERIFIED)
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ class RecoveryResult:
         operation: What it was: ``apply`` or ``revert``.
         outcome: ``rolled-back``, or ``completed`` if it only had to be tidied up.
         left_alone: Files that someone else changed after the run had replaced them.
+        kept_aside: What a completed run left in the state folder for the user to delete.
     """
 
     operation: str
     outcome: str
     left_alone: tuple[str, ...] = ()
+    kept_aside: tuple[KeptAside, ...] = ()
 
 
 def recover(root: Path) -> RecoveryResult | None:
@@ -89,7 +93,8 @@ def recover_in(root: Folder) -> RecoveryResult | None:
         site = Site(root, state, journal)
         if is_concluded(state) and is_complete(root, journal):
             finish(site)
-            return RecoveryResult(journal.operation, "completed")
+            kept_aside = journal.kept_aside()
+            return RecoveryResult(journal.operation, "completed", kept_aside=kept_aside)
         return _roll_back(site)
 
 
@@ -168,4 +173,4 @@ def _needs_recovery(root: Folder) -> bool:
 
 def _holds_nothing(state: Folder) -> bool:
     """Whether there is nothing in the state folder that anybody could miss."""
-    return not set(state.names()) & {MANIFEST, ORIGINALS, COPIES, EDITED}
+    return not set(state.names()) & {MANIFEST, VERIFIED, ORIGINALS, COPIES, EDITED}

@@ -11,16 +11,22 @@ from vllm_eagle3_patch.ground.errors import ModifiedFileError, NotReadableError
 from vllm_eagle3_patch.ground.folder import GONE, Folder, parent_of, passing_over
 from vllm_eagle3_patch.ground.os_errors import explained
 from vllm_eagle3_patch.transaction.all_or_none import (
-    KeptAside,
     carry_out,
+    last_copies,
     manifest_of,
     next_run,
     replace_all,
 )
 from vllm_eagle3_patch.transaction.bytecode import remove_bytecode
 from vllm_eagle3_patch.transaction.file_swap import current_digest, swap
-from vllm_eagle3_patch.transaction.state.journal import REVERT, Journal, Replacement, Site
-from vllm_eagle3_patch.transaction.state.layout import FOLDER, opened_in
+from vllm_eagle3_patch.transaction.state.journal import (
+    REVERT,
+    Journal,
+    KeptAside,
+    Replacement,
+    Site,
+)
+from vllm_eagle3_patch.transaction.state.layout import FOLDER, MANIFEST, VERIFIED, opened_in
 from vllm_eagle3_patch.transaction.state.lock import Hold
 from vllm_eagle3_patch.transaction.state.manifest import (
     Manifest,
@@ -40,6 +46,7 @@ class RevertResult:
         left_alone: Files of ours that someone edited: they and their originals stay.
         stale: Files that are not ours any more, or gone with their folder: vLLM was installed anew
             or removed.
+        kept_aside: What stays in the state folder for the user to delete.
         unclaimed: Kept files, relative to the root, of which the manifest says nothing: they stay.
         other_owner: Files that came back as a copy and have another owner or group than the
             original: we may not give them away.
@@ -58,7 +65,7 @@ class Origins(NamedTuple):
 
     Attributes:
         known_originals: SHA-256 digests of files as they are installed: a file with one of them
-            was installed anew, not edited.
+            was installed anew, not edited, and one that was kept can be had again.
         not_shipped: Paths that the vLLM that is there now does not have: a file that is missing
             there was not deleted by anyone.
         ours: For paths in the manifest, SHA-256 digests of what else we make of the original that
@@ -85,9 +92,9 @@ def revert(hold: Hold, origins: Origins, *, force: bool) -> RevertResult:
 
     The caller has ended an interrupted run. A file that someone edited stays, and with it what is
     kept of it; one that someone deleted is put back, unless its folder is gone; a file that is not
-    ours any more stays, and what was kept of it is removed. What is kept without being in the
-    manifest is never removed. With ``force`` edited files are replaced too, and copies of them
-    kept in the state folder.
+    ours any more stays, and what was kept of it is removed, or set aside where it is the last copy.
+    What is kept without being in the manifest is never removed. With ``force`` edited files are
+    replaced too, and copies of them kept in the state folder.
 
     Raises:
         ModifiedFileError: There are both files to revert and edited ones; nothing was written.
@@ -97,7 +104,7 @@ def revert(hold: Hold, origins: Origins, *, force: bool) -> RevertResult:
         OSError: Something cannot be written; the lock's context explains it.
     """
     journal, result = _plan(hold.root, origins, force=force)
-    if journal.files or journal.dropped() or (journal.before and journal.after is None):
+    if journal.files or journal.dropped() or _is_left(hold.root, journal):
         carry_out(hold, journal, lambda site: _put_all_back(site, hold))
     entries = [journal.entry_of(file.path) for file in journal.files]
     other_owner = tuple(e.path for e in entries if _has_other_owner(hold.root, e))
@@ -132,14 +139,23 @@ def _plan(root: Folder, origins: Origins, *, force: bool) -> tuple[Journal, Reve
         after = replace(manifest, run=run, files={path: entries[path] for path in left_alone})
     tool = manifest.tool if manifest else ""
     journal = Journal(REVERT, tool, run, manifest, after, files)
+    journal = replace(journal, saved=last_copies(root, journal, origins.known_originals))
     _make_sure_of_originals(root, journal)
     return journal, RevertResult(
         reverted=tuple(file.path for file in files),
         left_alone=tuple(left_alone),
         stale=tuple(found["stale"]),
-        kept_aside=KeptAside.all_of(journal),
+        kept_aside=journal.kept_aside(),
         unclaimed=unclaimed,
     )
+
+
+def _is_left(root: Folder, journal: Journal) -> bool:
+    """Whether there is something to remove although there is no original to put back."""
+    if journal.after is not None or root.status(FOLDER) is None:
+        return False
+    with opened_in(root) as state:
+        return bool({MANIFEST, VERIFIED} & set(state.names()))
 
 
 def _what_is_there(root: Folder, entry: ManifestEntry, digest: str | None, origins: Origins) -> str:

@@ -96,6 +96,10 @@ class Fields:
             raise self.wrong(key)
         return tuple(value)
 
+    def optional_texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; an empty one where an earlier version wrote none."""
+        return self.texts(key) if key in self._value else ()
+
     def one_of(self, key: str, *known: str) -> str:
         """A string that is one of those known."""
         if self.text(key) not in known:
@@ -111,6 +115,13 @@ class Fields:
     def optional_digest(self, key: str) -> str | None:
         """A SHA-256 digest in hex, or None where null is written."""
         return None if self.optional_text(key) is None else self.digest(key)
+
+    def digests(self, key: str) -> dict[str, str]:
+        """An object of SHA-256 digests by the paths of files in the package folder."""
+        inner = self.inner(key)
+        if not all(map(safe_path, inner._value)):
+            raise self.wrong(key)
+        return {path: inner.digest(path) for path in inner._value}
 
     def path(self, key: str) -> str:
         """The path of a file in the package folder."""

@@ -19,6 +19,7 @@ from vllm_eagle3_patch.transaction.state.layout import (
     CONCLUDED,
     COPIES,
     EDITED,
+    FOLDER,
     JOURNAL,
     ORIGINALS,
     PREVIOUS,
@@ -51,12 +52,29 @@ class Replacement:
 
 
 @dataclass(frozen=True)
+class KeptAside:
+    """What stays in the state folder although a run has no use for it.
+
+    Attributes:
+        path: The file, relative to the root.
+        copy: Where it is, relative to the root.
+        edited: Whether someone had edited it and it was replaced all the same; else it is the
+            last copy of an original that vLLM was installed over.
+    """
+
+    path: str
+    copy: str
+    edited: bool = True
+
+
+@dataclass(frozen=True)
 class Journal:
     """A run that is about to happen, is happening or was interrupted.
 
     Attributes:
         operation: ``apply`` or ``revert``.
         run: The number under which this run keeps files.
+        saved: The files whose originals are of no use after it and are the last copies.
         token: Makes the names of its staged files its own.
     """
 
@@ -66,6 +84,7 @@ class Journal:
     before: Manifest | None
     after: Manifest | None
     files: tuple[Replacement, ...]
+    saved: tuple[str, ...] = ()
     token: str = field(default_factory=lambda: os.urandom(4).hex())
 
     def entry_of(self, path: str) -> ManifestEntry:
@@ -88,8 +107,17 @@ class Journal:
         return f"{COPIES}/{self.run}/{path}"
 
     def aside(self, path: str) -> str:
-        """Where a copy of an edited file stays."""
+        """Where a copy of an edited file stays, or the last one of an original."""
         return f"{EDITED}/{self.run}/{path}"
+
+    def kept_aside(self) -> tuple[KeptAside, ...]:
+        """What stays aside after the run."""
+        edited = [(file.path, True) for file in self.files if file.aside]
+        saved = [(path, False) for path in self.saved]
+        return tuple(
+            KeptAside(path, f"{FOLDER}/{self.aside(path)}", edited=was_edited)
+            for path, was_edited in edited + saved
+        )
 
     def staged(self, name: str) -> str:
         """The name of a new file until it takes the place of ``name`` beside it."""
@@ -116,6 +144,7 @@ class Journal:
                 "before": self.before.document() if self.before else None,
                 "after": self.after.document() if self.after else None,
                 "files": [vars(replacement) for replacement in self.files],
+                "saved": list(self.saved),
                 "token": self.token,
             }
         )
@@ -169,6 +198,9 @@ def _read(fields: Fields) -> Journal:
         if known is None or replacement.path not in known.files or replacement.path in seen:
             raise item.wrong("path")
         files.append(replacement)
+    saved = fields.optional_texts("saved")
+    if not {*saved} <= (before.files.keys() if before else set()):
+        raise fields.wrong("saved")
     token = fields.text("token")
     if not _TOKEN.fullmatch(token):
         raise fields.wrong("token")
@@ -179,6 +211,7 @@ def _read(fields: Fields) -> Journal:
         before,
         after,
         tuple(files),
+        saved,
         token,
     )
 

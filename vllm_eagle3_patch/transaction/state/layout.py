@@ -5,11 +5,13 @@ It holds::
     README               how to restore by hand
     manifest.json        what was changed
     journal.json         only during a run, or after an interrupted one
+    verified.json        what verify showed, by the contents that it ran
     concluded.json       the journal once the run is done but for tidying up
     originals/<run>/...  the original inodes (or symbolic links), by the run that replaced them
     copies/<run>/...     plain copies of the originals' bytes
     previous/<run>/...   only during a run: what it replaces that is not an original
-    edited/<run>/...     what was overwritten although someone had edited it
+    edited/<run>/...     what was overwritten although someone had edited it, and last copies of
+                         originals that vLLM was installed over
 """
 
 import errno
@@ -28,6 +30,7 @@ from vllm_eagle3_patch.ground.text import one_line
 LARGEST_DOCUMENT = 16 * 2**20
 FOLDER = ".vllm-eagle3-patch"
 MANIFEST = "manifest.json"
+VERIFIED = "verified.json"
 JOURNAL = "journal.json"
 CONCLUDED = "concluded.json"
 ORIGINALS, COPIES, PREVIOUS, EDITED = "originals", "copies", "previous", "edited"

@@ -7,9 +7,11 @@ This folder belongs to vllm-eagle3-patch, which changed some files of the packag
 `vllm` beside it. It holds the original files and what is known of them:
 
   manifest.json  which files were changed, with the SHA-256 of each before and after
+  verified.json  what verify showed, by the contents that it ran
   originals/     the original files themselves: the very inodes, or symbolic links
   copies/        copies of their bytes, for when an original cannot be used
-  edited/        files that were overwritten although someone had edited them
+  edited/        files that were overwritten although someone had edited them, and last
+                 copies of originals that vLLM was installed over
   previous/, journal.json, concluded.json
                  there only during a run, or after one that was interrupted
 
