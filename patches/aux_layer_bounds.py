@@ -32,6 +32,7 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, assigns, matchin
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.patches._forward import IDS, collects, unknown_statement
 from vllm_eagle3_patch.patches.deepseek_v2 import (
     CLASS_DEFAULT,
     COLLECT,
@@ -42,7 +43,7 @@ from vllm_eagle3_patch.patches.deepseek_v2 import (
     MODEL,
     MODEL_METHODS,
     OUTER,
-    collects,
+    open_statements,
 )
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 V32 = "vllm/models/deepseek_v32/{platform}/model.py"
 PATHS = (DEEPSEEK, V32.format(platform="nvidia"), V32.format(platform="amd"))
 MODELS = (MODEL, "DeepseekV32Model")
-IDS = "aux_hidden_state_layers"
 SETTER = "set_aux_hidden_state_layers"
 DEFAULT = "get_eagle3_aux_hidden_state_layers"
 # What the runners call from 0.18.0 on; the protocol's own version checks nothing.
@@ -201,7 +201,9 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
     def _collect(self, module: cst.Module, forward: cst.FunctionDef, where: str) -> None:
         keeps = self._keeps(forward, where)
         plain, summing, sharded = self._last_norms(forward, where)
-        if not self._keeps_last(forward, plain, where):
+        keeps_last = self._keeps_last(forward, plain, where)
+        self.only_known(module, forward, unknown_statement, where)
+        if not keeps_last:
             if plain is not None:
                 self.insert_before(plain, self.statements(module, COLLECT_LAST))
             if summing is not None:
@@ -212,6 +214,8 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
         test = "" if sharded is None else module.code_for_node(sharded)
         branch = SHARDED_BRANCH.replace("sharded", test) if test else ""
         append = APPEND if m.matches(keeps, KEEPS) else ""
+        if append:
+            self.absent(forward, ("aux_hidden_state",), where)
         self._replace(module, keeps, KEEP_SUMMED.replace(SHARDED_BRANCH, branch) + append)
         if not find_all(module, m.ImportAlias(name=m.Name(SUM_OVER_RANKS))):
             self.import_name(module, SUM_OVER_RANKS, beside="get_pp_group")
@@ -219,7 +223,7 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
     def _keeps(self, forward: cst.FunctionDef, where: str) -> cst.SimpleStatementLine:
         """The statement in the layer loop that keeps what enters a layer."""
         loops = find_all(forward, m.For())
-        numbered = matching(forward.body, NUMBERED_LOOP)
+        numbered = [n for n in open_statements(forward) if m.matches(n, NUMBERED_LOOP)]
         anchor = "for ..., layer in enumerate(islice(...), start=self.start_layer)"
         loop = cst.ensure_type(self.only(numbered, anchor, where), cst.For)
         self.only(loops, "one loop", where)

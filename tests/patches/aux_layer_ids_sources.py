@@ -10,7 +10,7 @@ from patch_checks import changed
 from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches._layer_ids import CONFIG_METHOD
 from vllm_eagle3_patch.patches.aux_layer_ids import AuxLayerIds
-from vllm_eagle3_patch.vllm_source.paths import NEWER_RUNNER as NEWER_RUNNER_PATH
+from vllm_eagle3_patch.vllm_source.paths import NEWER_LAYER_IDS as NEWER_RUNNER_PATH
 from vllm_eagle3_patch.vllm_source.paths import RUNNER as RUNNER_PATH
 
 if TYPE_CHECKING:

@@ -314,9 +314,9 @@ def test_files_concerned(tmp_path: Path) -> None:
         "vllm/config/__init__.py": b"from vllm.config.speculative import SpeculativeConfig\n",
         "vllm/config/speculative.py": config,
         RUNNER_PATH: runner,
-        aux_layer_ids.NEWER_RUNNER: newer,
+        aux_layer_ids.NEWER_LAYER_IDS: newer,
     }
-    expected = ("vllm/config/speculative.py", RUNNER_PATH, aux_layer_ids.NEWER_RUNNER)
+    expected = ("vllm/config/speculative.py", RUNNER_PATH, aux_layer_ids.NEWER_LAYER_IDS)
     assert AuxLayerIds().paths(Sources(tmp_path, new)) == expected
     without = {**new, RUNNER_PATH: b"# no EAGLE-3\n"}
     assert RUNNER_PATH not in AuxLayerIds().paths(Sources(tmp_path, without))
@@ -327,7 +327,7 @@ def test_each_file_has_its_codemod() -> None:
         "ConfigCodemod"
     ] * 4
     assert AuxLayerIds().codemod(RUNNER_PATH) is aux_layer_ids.RunnerCodemod
-    assert AuxLayerIds().codemod(aux_layer_ids.NEWER_RUNNER) is aux_layer_ids.NewerRunnerCodemod
+    assert AuxLayerIds().codemod(aux_layer_ids.NEWER_LAYER_IDS) is aux_layer_ids.NewerRunnerCodemod
 
 
 def test_goes_along_with_what_makes_a_model_ready() -> None:

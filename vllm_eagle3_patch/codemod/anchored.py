@@ -7,6 +7,7 @@ keeps formatting, comments, line endings and encoding.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import textwrap
 from abc import ABC, abstractmethod
@@ -17,13 +18,14 @@ from libcst import matchers as m
 from libcst.codemod import Codemod, CodemodContext
 
 from vllm_eagle3_patch.codemod.nodes import find_all, holders
-from vllm_eagle3_patch.ground.errors import AnchorNotFoundError
+from vllm_eagle3_patch.ground.errors import AnchorNotFoundError, UnknownStatementError
 from vllm_eagle3_patch.ground.family import FAMILY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.syntax import FunctionNode
 
 MARKER = "# vllm-eagle3-patch: "
 """Every inserted block starts with this comment and the patch's name."""
@@ -116,9 +118,12 @@ class AnchoredCodemod(Codemod, ABC):
             AnchorNotFoundError: Nothing matched, or more than one place did.
         """
         if len(found) != 1:
-            path = self.context.filename or "<source>"
-            raise AnchorNotFoundError(self.patch, path, anchor, where, len(found))
+            raise AnchorNotFoundError(self.patch, self._path, anchor, where, len(found))
         return found[0]
+
+    @property
+    def _path(self) -> str:
+        return self.context.filename or "<source>"
 
     def only_class(self, module: cst.Module, name: str) -> cst.ClassDef:
         """The module-level class of this name."""
@@ -153,6 +158,25 @@ class AnchoredCodemod(Codemod, ABC):
         method = self.only(found, f"def {name}", owner.name.value)
         self._opened.add(method)
         return cst.ensure_type(method, cst.FunctionDef)
+
+    def only_known(
+        self,
+        module: cst.Module,
+        function: cst.FunctionDef,
+        unknown: Callable[[FunctionNode], ast.AST | None],
+        where: str,
+    ) -> None:
+        """Make sure that a function holds only what the patch knows.
+
+        Raises:
+            UnknownStatementError: It holds something else, which the error names.
+        """
+        parsed = ast.parse(module.code_for_node(function)).body[0]
+        assert isinstance(parsed, ast.FunctionDef | ast.AsyncFunctionDef)
+        found = unknown(parsed)
+        if found is not None:
+            statement = f"`{ast.unparse(found).splitlines()[0]}`"
+            raise UnknownStatementError(self.patch, self._path, statement, where)
 
     def statements(
         self, module: cst.Module, source: str
