@@ -21,7 +21,7 @@ from vllm_eagle3_patch.patches.aux_layer_ids import (
     AuxLayerIds,
 )
 from vllm_eagle3_patch.vllm_source import syntax
-from vllm_eagle3_patch.vllm_source.paths import NEWER_RUNNER, RUNNER
+from vllm_eagle3_patch.vllm_source.paths import NEWER_LAYER_IDS, RUNNER
 from vllm_eagle3_patch.vllm_source.sources import Sources, parse
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class Release:
         found = []
         if syntax.find_function(self.runner[1], READER):
             found.append((reader_of_runner(self.runner[0]), reader_of_runner(self.runner[1])))
-        if NEWER_RUNNER in self.paths:
-            content = (self.root / NEWER_RUNNER).read_bytes()
-            patched = PATCH.apply(content, NEWER_RUNNER)
+        if NEWER_LAYER_IDS in self.paths:
+            content = (self.root / NEWER_LAYER_IDS).read_bytes()
+            patched = PATCH.apply(content, NEWER_LAYER_IDS)
             found.append((reader_of_newer(content), reader_of_newer(patched)))
         return found
 
@@ -106,7 +106,7 @@ def reader_of_runner(module: ast.Module) -> Read:
 def reader_of_newer(content: bytes) -> Read:
     """The reader of the runner under ``vllm/v1/worker/gpu``."""
     namespace: dict[str, Any] = {}
-    run([syntax.find_function(parse(content, NEWER_RUNNER), NEWER_READER)], namespace)
+    run([syntax.find_function(parse(content, NEWER_LAYER_IDS), NEWER_READER)], namespace)
     read: Read = namespace[NEWER_READER]
     return read
 
@@ -151,7 +151,7 @@ def test_files_concerned(release: Release) -> None:
     config, runner, *newer = release.paths
     assert config in SPECULATIVE_CONFIG
     assert runner == RUNNER
-    assert newer == [NEWER_RUNNER] * (release.root / NEWER_RUNNER).exists()
+    assert newer == [NEWER_LAYER_IDS] * (release.root / NEWER_LAYER_IDS).exists()
 
 
 def test_config_decides(release: Release) -> None:

@@ -51,6 +51,7 @@ from vllm_eagle3_patch.ground.family import FAMILY
 from vllm_eagle3_patch.patches import aux_layer_ids
 from vllm_eagle3_patch.patches.aux_layer_ids import AuxLayerIds
 from vllm_eagle3_patch.vllm_source.paths import RUNNER as RUNNER_PATH
+from vllm_eagle3_patch.vllm_source.paths import SPECULATIVE_CONFIG
 from vllm_eagle3_patch.vllm_source.sources import Sources
 
 every_file = pytest.mark.parametrize(("patch", "before", "after"), FILES.values(), ids=FILES)
@@ -323,7 +324,7 @@ def test_files_concerned(tmp_path: Path) -> None:
 
 
 def test_each_file_has_its_codemod() -> None:
-    assert [AuxLayerIds().codemod(path).__name__ for path in (*aux_layer_ids.CONFIGS, "")] == [
+    assert [AuxLayerIds().codemod(path).__name__ for path in (*SPECULATIVE_CONFIG, "")] == [
         "ConfigCodemod"
     ] * 4
     assert AuxLayerIds().codemod(RUNNER_PATH) is aux_layer_ids.RunnerCodemod
