@@ -243,6 +243,9 @@ SPLIT_NORM: tuple[Shape, ...] = (
 )
 
 
+REPEATED = (prepares, forgets)
+
+
 def unknown_statement(forward: syntax.FunctionNode) -> ast.AST | None:
     """The first statement of an inner model's forward that no patch knows, or not in that place."""
     return next(_unknown(forward), None)
@@ -251,6 +254,7 @@ def unknown_statement(forward: syntax.FunctionNode) -> ast.AST | None:
 def _unknown(forward: syntax.FunctionNode) -> Iterator[ast.AST]:
     yield from _odd(forward)
     yield from _out_of_place(_without_with(forward.body), FORWARD)
+    yield from (last for last in forward.body[-1:] if not returns_states(last))
     for block in blocks(forward):
         for node in block:
             if isinstance(node, ast.For):
@@ -283,7 +287,7 @@ def _out_of_place(statements: Iterable[ast.stmt], shapes: Sequence[Shape]) -> It
     for node in statements:
         found = [i for i in range(place, len(shapes)) if shapes[i](node)]
         if found:
-            place = found[0]
+            place = found[0] + (shapes[found[0]] not in REPEATED)
         else:
             leaving = ast.Return | ast.Break | ast.Continue
             yield next((part for part in ast.walk(node) if isinstance(part, leaving)), node)

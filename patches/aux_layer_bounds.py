@@ -108,6 +108,10 @@ def _sets(target: m.Name | m.Attribute) -> m.SimpleStatementLine:
     return m.SimpleStatementLine(body=[plain | m.AnnAssign(target=target)])
 
 
+def _parameters(method: cst.FunctionDef) -> list[cst.CSTNode]:
+    return find_all(method.params, m.Param())
+
+
 def _appends(state: m.BaseExpressionMatchType | Either) -> m.SimpleStatementLine:
     """A matcher for ``aux_hidden_states.append(<state>)``."""
     append = m.Attribute(m.Name("aux_hidden_states"), m.Name("append"))
@@ -189,12 +193,16 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
     def _delegate(self, module: cst.Module, outer: cst.ClassDef) -> None:
         """The outer class's methods ask the inner model first, if it has the checks."""
         model_ids = m.Attribute(self_attribute("model"), m.Name(IDS))
-        for method, target, words, source in (
-            (SETTER, model_ids, f"self.model.{IDS} = ...", DELEGATE_SETTER),
-            (DEFAULT, m.Name("num_layers"), "num_layers = ...", DELEGATE_DEFAULT),
+        for name, target, words, source, parameters in (
+            (SETTER, model_ids, f"self.model.{IDS} = ...", DELEGATE_SETTER, ["self", "layers"]),
+            (DEFAULT, m.Name("num_layers"), "num_layers = ...", DELEGATE_DEFAULT, ["self"]),
         ):
-            found = matching(self.only_method(outer, method).body, _sets(target))
-            first = self.only(found, words, f"{OUTER}.{method}")
+            method = self.only_method(outer, name)
+            given = [cst.ensure_type(p, cst.Param).name.value for p in _parameters(method)]
+            self.only([method][given != parameters :], f"({', '.join(parameters)})", name)
+            statements = method.body.body[1 if method.get_docstring() is not None else 0 :]
+            found = [node for node in statements[:1] if m.matches(node, _sets(target))]
+            first = self.only(found, words, f"{OUTER}.{name}")
             self.insert_before(first, self.statements(module, source))
         self.add_methods(module, outer, OUTER_METHODS)
 

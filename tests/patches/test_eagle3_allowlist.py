@@ -336,6 +336,8 @@ WHERE = "class SpeculativeConfig"
 ANY = ('any(... in ....model_type ...) or "..." not in ....hf_text_config.model_type', WHERE)
 ASSIGNMENT = ("eagle3_target_supported = [...]", WHERE)
 
+REFUSING = ("if ... not any(... in ....model_type ...): raise", "class SpeculativeConfig")
+
 REFUSED = {
     "two membership tests": ([(TEST, TEST * 2)], (*ANY, 2)),
     "no membership test": ([(TEST, "            and not self.supported()\n")], (*ANY, 0)),
@@ -360,6 +362,8 @@ REFUSED = {
         (*ASSIGNMENT, 0),
     ),
     "an empty list": ([(LIST, "[]\n")], (*ASSIGNMENT, 0)),
+    "a list that denies": ([("not any(", "any(")], (*REFUSING, 0)),
+    "a list whose absence is logged": ([("raise ValueError(", "logger.info(")], (*REFUSING, 0)),
     "assigned twice": (
         [(LIST, f'{LIST}        eagle3_target_supported = ["llama"]\n')],
         (*ASSIGNMENT, 2),

@@ -318,10 +318,13 @@ class _ApplyEdits(cst.CSTTransformer):
         return node in self._holding
 
     def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+        nodes = [updated_node]
         for edit in self._edits.get(original_node, ()):
-            updated_node = edit(updated_node)
+            # What an earlier edit put above the node stays there.
+            edited = edit(nodes.pop())
+            nodes += edited if isinstance(edited, cst.FlattenSentinel) else [edited]
             self.applied.add(original_node)
-        return updated_node
+        return nodes[0] if len(nodes) == 1 else cst.FlattenSentinel(nodes)
 
 
 def _imports_of(module: cst.Module, name: str) -> list[cst.CSTNode]:
