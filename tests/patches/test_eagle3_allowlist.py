@@ -139,7 +139,7 @@ class TestBeforeAndAfter(CodemodTest):
         self.assertCodemod(
             """
             supported = ["llama", "qwen"]
-            assert any(name in config.model_type for name in supported)
+            if not any(name in config.model_type for name in supported): raise ValueError
             """,
             """
             supported = [
@@ -154,7 +154,7 @@ class TestBeforeAndAfter(CodemodTest):
                 "deepseek_vl_v2",
                 "glm_moe_dsa",
             ]
-            assert any(name in config.model_type for name in supported)
+            if not any(name in config.model_type for name in supported): raise ValueError
             """,
         )
 
