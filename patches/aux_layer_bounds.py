@@ -47,6 +47,7 @@ from vllm_eagle3_patch.patches.deepseek_v2 import (
 )
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK
+from vllm_eagle3_patch.vllm_source.resolution import replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -182,6 +183,7 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
         found = [node for node in module.body if m.matches(node, named)]
         inner = self.opened(self.only(found, f"class {' or '.join(MODELS)}", "the module"))
         name = inner.name.value
+        self.never_replaced(module, (*MODELS, OUTER))
         if name == MODEL:
             self._delegate(module, self.only_class(module, OUTER))
         if matching(inner.body, _sets(m.Name(IDS))):
@@ -314,7 +316,7 @@ class AuxLayerBounds(Patch):
         """Ids are checked, exist before any constructor ran, and both ends are collected."""
         inner = [owner for name in MODELS if (owner := syntax.find_class(module, name))]
         outer = syntax.find_class(module, OUTER)
-        return len(inner) == 1 and all(
+        return len(inner) == 1 and replacement(module) is None and all(
             (
                 _has_class_default(inner[0]),
                 _checks(inner[0], outer, (SETTER, f"_{SETTER}")),

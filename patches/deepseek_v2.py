@@ -33,6 +33,7 @@ from vllm_eagle3_patch.patches._forward import (
 )
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK
+from vllm_eagle3_patch.vllm_source.resolution import replacement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,6 +142,14 @@ for layer_id, layer in enumerate(
 """
 LAYER_CALL = assigns("hidden_states", "residual", value=m.Call(func=m.Name("layer")))
 LAST_NORM = assigns("hidden_states", "_", value=m.Call(func=self_attribute("norm")))
+OTHER_MODEL = m.SimpleStatementLine(
+    body=[
+        m.Assign(
+            targets=[m.AssignTarget(m.Name("model_cls"))],
+            value=m.DoesNotMatch(m.Name(MODEL)),
+        )
+    ]
+)
 RETURN = m.SimpleStatementLine(body=[m.Return(value=m.Name("hidden_states"))])
 
 
@@ -158,6 +167,12 @@ class DeepseekV2Codemod(AnchoredCodemod):
         passes_on = self.only_method(outer, "forward")
         self.only_known(module, passes_on, unknown_in_outer, f"{OUTER}.forward")
         inner = self.only_class(module, MODEL)
+        self.never_replaced(module, (MODEL, OUTER))
+        self.only(
+            [node for node in [outer] if not matching(outer.body, OTHER_MODEL)],
+            f"model_cls = {MODEL}",
+            f"class {OUTER}",
+        )
         self.absent(inner, (IDS, STATES), f"class {MODEL}")
         self.add_class_attribute(module, inner, CLASS_DEFAULT)
         self.add_methods(module, inner, MODEL_METHODS)
@@ -234,9 +249,20 @@ class DeepseekV2(Patch):
         outer, inner = syntax.find_class(module, OUTER), syntax.find_class(module, MODEL)
         return (
             syntax.implements_eagle3(module, outer, protocol=protocol)
+            and replacement(module) is None
+            and _builds(outer, MODEL)
             and collects(syntax.find_method(inner, "forward"))
             and has_layer_ids(inner)
         )
+
+
+def _builds(outer: ast.ClassDef | None, model: str) -> bool:
+    """Whether a class names no other inner model than this one."""
+    return outer is not None and all(
+        syntax.last_name(node.value) == model
+        for node in outer.body
+        if isinstance(node, ast.Assign) and syntax.last_name(node.targets[0]) == "model_cls"
+    )
 
 
 def has_layer_ids(inner: ast.ClassDef | None) -> bool:

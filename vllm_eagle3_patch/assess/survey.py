@@ -15,6 +15,7 @@ from vllm_eagle3_patch.ground.family import FAMILY, FamilyModel
 from vllm_eagle3_patch.patches._discovery import all_patches
 from vllm_eagle3_patch.vllm_source import platforms
 from vllm_eagle3_patch.vllm_source.paths import DRAFT_MODEL, INTERFACES, KV_CACHE, REGISTRY
+from vllm_eagle3_patch.vllm_source.resolution import elsewhere
 from vllm_eagle3_patch.vllm_source.sources import not_too_deep
 
 if TYPE_CHECKING:
@@ -108,8 +109,11 @@ def _facts(sources: Sources, model: FamilyModel, engine: str | None) -> ModelFac
     reason = engine
     unpatchable = [name for name in missing if name not in patches]
     broken = not_collecting(sources, model)
+    replaced = elsewhere(sources, model)
     if unpatchable:
         reason = f"{model.architecture} lacks {', '.join(unpatchable)}, and no patch adds that"
+    elif replaced:
+        reason = replaced
     elif broken:
         reason = (
             f"{', '.join(broken)} inherits the interface but never collects; no patch adds that"

@@ -135,6 +135,20 @@ class AnchoredCodemod(Codemod, ABC):
         self._opened.add(owner)
         return cst.ensure_type(owner, cst.ClassDef)
 
+    def never_replaced(self, module: cst.Module, names: Sequence[str]) -> None:
+        """Make sure that no statement gives one of these classes other attributes, or its name.
+
+        Raises:
+            UnknownStatementError: One does.
+        """
+        name = m.OneOf(*map(m.Name, names))
+        target = m.AssignTarget(name | m.Attribute(value=name))
+        sets = m.Call(func=m.Name("setattr"), args=[m.Arg(name), m.ZeroOrMore()])
+        wanted = m.Assign(targets=[m.ZeroOrMore(), target, m.ZeroOrMore()])
+        for node in (*find_all(module, wanted), *find_all(module, sets)):
+            statement = f"`{module.code_for_node(node).splitlines()[0]}`"
+            raise UnknownStatementError(self.patch, self._path, statement, "the module")
+
     def only_class_with(self, module: cst.Module, method: str) -> cst.ClassDef:
         """The one module-level class that has a method of this name."""
         wanted = m.FunctionDef(name=m.Name(method))

@@ -65,7 +65,7 @@ class Targets:
             checks_ids=bool(backbones) and all(map(_checks, backbones)),
             relays=bool(backbones) and all(map(_relays, backbones)),
             float16_scaling=all(self._scales_float16(place) for place in inner),
-            partial_sums=any(self._partial_sums(path, b) for path, b in self._models(inner)),
+            partial_sums=any(self._partial_sums(path, b) for path, b in self.models(inner)),
             gathers=all(map(_gathers, backbones)),
         )
 
@@ -92,6 +92,11 @@ class Targets:
             for name in DEFAULTS
         )
         return sets and names
+
+    def language_classes(self, model: FamilyModel) -> tuple[Located, ...]:
+        """The classes of a model's language model, which are its own if it is no wrapper."""
+        own = self._registry.classes(model.architecture)
+        return self._language_classes(model) if model.wrapper is not None else own
 
     def _is_wrapper(self, place: Located) -> bool:
         return any(
@@ -133,7 +138,7 @@ class Targets:
             text for call in syntax.calls(constructor, "__setattr__") for text in _strings(call)
         }
 
-    def _models(self, classes: tuple[Located, ...]) -> Iterator[Located]:
+    def models(self, classes: tuple[Located, ...]) -> Iterator[Located]:
         """The inner model of a class: its ``model_cls``, or what its constructor builds."""
         for path, owner in classes:
             for file, base in self._registry.lineage(path, owner):
@@ -150,7 +155,7 @@ class Targets:
         return known
 
     def _backbones(self, place: Located) -> Iterator[_Backbone]:
-        for path, model in self._models((place,)):
+        for path, model in self.models((place,)):
             lineage = [base for _, base in self._registry.lineage(path, model)]
             forward = next(
                 (f for base in lineage if (f := syntax.find_method(base, "forward"))), None
@@ -166,7 +171,7 @@ class Targets:
     def _default_layers(self, classes: tuple[Located, ...]) -> tuple[str, ...]:
         for place in classes:
             holders = [base for _, base in self._registry.lineage(*place)]
-            holders += [base for _, base in self._models((place,))]
+            holders += [base for _, base in self.models((place,))]
             for owner in holders:
                 for name in reversed(DEFAULTS):
                     found = _three(syntax.find_method(owner, name))
@@ -182,7 +187,7 @@ class Targets:
         )
 
     def _layer_forwards(self, place: Located) -> Iterator[ast.AST]:
-        for path, _ in self._models((place,)):
+        for path, _ in self.models((place,)):
             for owner in self._registry.classes_in(path):
                 forward = syntax.find_method(owner, "forward")
                 if owner.name.endswith("DecoderLayer") and forward is not None:
