@@ -9,6 +9,7 @@ vllm/models/deepseek_v32/{nvidia,amd}/model.py), and anything else is refused by
 from __future__ import annotations
 
 import ast
+import itertools
 from typing import TYPE_CHECKING
 
 from vllm_eagle3_patch.vllm_source import syntax
@@ -80,7 +81,7 @@ def _passes_on(node: ast.AST, targets: str, function: str) -> bool:
         case ast.Assign(targets=[target], value=ast.Call(func=func, args=args, keywords=more)):
             given = [text(argument) for argument in args]
             named = {keyword.arg: text(keyword.value) for keyword in more}
-            pairs = [*zip(given, given[1:], strict=False)]
+            pairs = [*itertools.pairwise(given)]
             return (
                 text(target).strip("()") == targets
                 and text(func) == function
@@ -237,7 +238,9 @@ FORWARD: tuple[Shape, ...] = (
 )
 LOOP: tuple[Shape, ...] = (gathers, keeps, calls_layer, forgets)
 SPLIT_NORM: tuple[Shape, ...] = (
-    lambda node: _renames(node) and text(node).startswith(("hidden_states, r", "(hidden_states, r")),
+    lambda node: (
+        _renames(node) and text(node).startswith(("hidden_states, r", "(hidden_states, r"))
+    ),
     normalizes,
     gathers_both,
 )
@@ -301,7 +304,9 @@ def unknown_in_outer(forward: syntax.FunctionNode) -> ast.AST | None:
     *before, last = forward.body
     if isinstance(last, ast.Return) and isinstance(last.value, ast.Name) and before:
         *before, assignment = before
-        if not (isinstance(assignment, ast.Assign) and text(assignment.targets[0]) == last.value.id):
+        if not (
+            isinstance(assignment, ast.Assign) and text(assignment.targets[0]) == last.value.id
+        ):
             return assignment
         returned: ast.expr | None = assignment.value
     else:

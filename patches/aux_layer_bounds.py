@@ -47,7 +47,6 @@ from vllm_eagle3_patch.patches.deepseek_v2 import (
 )
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK
-from vllm_eagle3_patch.vllm_source.resolution import replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -316,12 +315,16 @@ class AuxLayerBounds(Patch):
         """Ids are checked, exist before any constructor ran, and both ends are collected."""
         inner = [owner for name in MODELS if (owner := syntax.find_class(module, name))]
         outer = syntax.find_class(module, OUTER)
-        return len(inner) == 1 and replacement(module) is None and all(
-            (
-                _has_class_default(inner[0]),
-                _checks(inner[0], outer, (SETTER, f"_{SETTER}")),
-                _checks(inner[0], outer, (DEFAULT, RUNNERS_DEFAULT)),
-                _collects_both_ends(syntax.find_method(inner[0], "forward")),
+        return (
+            len(inner) == 1
+            and syntax.replacement(module, (*MODELS, OUTER)) is None
+            and all(
+                (
+                    _has_class_default(inner[0]),
+                    _checks(inner[0], outer, (SETTER, f"_{SETTER}")),
+                    _checks(inner[0], outer, (DEFAULT, RUNNERS_DEFAULT)),
+                    _collects_both_ends(syntax.find_method(inner[0], "forward")),
+                )
             )
         )
 

@@ -33,7 +33,6 @@ from vllm_eagle3_patch.patches._forward import (
 )
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK
-from vllm_eagle3_patch.vllm_source.resolution import replacement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -249,7 +248,7 @@ class DeepseekV2(Patch):
         outer, inner = syntax.find_class(module, OUTER), syntax.find_class(module, MODEL)
         return (
             syntax.implements_eagle3(module, outer, protocol=protocol)
-            and replacement(module) is None
+            and syntax.replacement(module, (MODEL, OUTER)) is None
             and _builds(outer, MODEL)
             and collects(syntax.find_method(inner, "forward"))
             and has_layer_ids(inner)

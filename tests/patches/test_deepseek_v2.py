@@ -108,7 +108,12 @@ def test_any_default_of_the_ids_is_left_alone(changes: list[Change]) -> None:
 
 PATCHED = {
     "another argument to the layer": (
-        [("layer(positions, hidden_states, residual)", "layer(positions, hidden_states, residual, x=1)")],
+        [
+            (
+                "layer(positions, hidden_states, residual)",
+                "layer(positions, hidden_states, residual, x=1)",
+            )
+        ],
         None,
     ),
     "layer call over several lines": (

@@ -8,8 +8,8 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
-from forward_runs import difference
 
+from forward_runs import difference
 from tools.fetch_release import fetch
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.errors import AnchorNotFoundError
@@ -78,7 +78,9 @@ NEAR_MISSES: dict[str, list[Edit]] = {
     "break after the layer": [below(AFTER_CALL, "if layer is self.layers[5]:\n    break")],
     "continue": [above(CALL, "if layer is self.layers[5]:\n    continue")],
     "return in the loop": [above(CALL, "if layer is self.layers[5]:\n    return hidden_states")],
-    "return before the loop": [above(BEFORE_LOOP, "if residual is None:\n    return hidden_states")],
+    "return before the loop": [
+        above(BEFORE_LOOP, "if residual is None:\n    return hidden_states")
+    ],
     "return after the loop": [above(STAGE, "if residual is not None:\n    return hidden_states")],
     "a slice after the norm": [below(NORM, "hidden_states = hidden_states[:2]")],
     "a gather after the norm": [below(NORM, "hidden_states = hidden_states + hidden_states")],
@@ -109,11 +111,15 @@ NEAR_MISSES: dict[str, list[Edit]] = {
         (AFTER_CALL, r"\g<1>try:\n\g<1>    \g<2>\g<1>finally:\n\g<1>    pass\n")
     ],
     "an else of the loop": [above(STAGE, "else:\n    hidden_states = hidden_states[:2]")],
-    "a loop through other layers": [(r"self\.layers, self\.start", "self.layers[::-1], self.start")],
+    "a loop through other layers": [
+        (r"self\.layers, self\.start", "self.layers[::-1], self.start")
+    ],
     "a norm fed by another variable": [
         (r"norm\(\s*hidden_states, residual", "norm(hidden_states + hidden_states, residual")
     ],
-    "a stage that is the last one": [(r"if not get_pp_group\(\)\.is_last", "if get_pp_group().is_last")],
+    "a stage that is the last one": [
+        (r"if not get_pp_group\(\)\.is_last", "if get_pp_group().is_last")
+    ],
     "a stage that returns at once": [
         (r"if not get_pp_group\(\)\.is_last_rank", "if not get_pp_group().is_last_rank or 1")
     ],
@@ -147,7 +153,7 @@ def edited(source: Source, edits: list[Edit], owner: str | None = None) -> bytes
     for pattern, new in edits:
         forward, found = re.subn(pattern, new, forward)
         assert found or new.endswith("more=None"), pattern
-    return f"{text[:start]}{forward}{text[end.start() + 1:]}".encode()
+    return f"{text[:start]}{forward}{text[end.start() + 1 :]}".encode()
 
 
 def within(source: Source) -> bytes:

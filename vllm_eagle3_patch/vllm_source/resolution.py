@@ -29,33 +29,23 @@ FILES = (
 )
 
 
-def replacement(module: ast.Module) -> ast.AST | None:
-    """A statement that replaces one of the classes or an attribute of it, anywhere in a module."""
-    for node in ast.walk(module):
-        for target in syntax.assigned(node):
-            named = target.value if isinstance(target, ast.Attribute) else target
-            if isinstance(named, ast.Name) and named.id in CHANGED:
-                return node
-        if isinstance(node, ast.Call) and syntax.last_name(node.func) == "setattr" and node.args:
-            if syntax.last_name(node.args[0]) in CHANGED:
-                return node
-    return None
-
-
 def elsewhere(sources: Sources, model: FamilyModel) -> str | None:
     """Why no patch changes what a server with a model runs, or None."""
     registry = Registry(sources)
     targets = Targets(sources, registry)
-    for path, owner in registry.classes(model.architecture):
+    classes = registry.classes(model.architecture)
+    dotted, _ = registry.entries.get(model.architecture, ("", ""))
+    if not classes and dotted and not sources.exists(f"{dotted.replace('.', '/')}.py"):
+        return f"the registry takes {model.architecture} from {dotted}, which is not there"
+    for path, owner in classes:
         expected = FILES if model.wrapper is None else (model.wrapper.path,)
-        classes = [file for file, _ in registry.lineage(path, owner)]
-        if not any(file in expected for file in classes):
+        if not any(file in expected for file, _ in registry.lineage(path, owner)):
             return f"the registry takes {model.architecture} from {path}, which no patch changes"
     for path, name in dict.fromkeys(_forwards(registry, targets, model)):
         if path not in FILES or name not in CHANGED:
             return f"{model.architecture} runs the forward of {name} in {path}; no patch changes it"
-    replacing = ((path, replacement(sources.module(path))) for path in FILES if sources.exists(path))
-    for path, node in replacing:
+    for path in filter(sources.exists, FILES):
+        node = syntax.replacement(sources.module(path), CHANGED)
         if node is not None:
             return f"{path} replaces what a patch changes: `{ast.unparse(node).splitlines()[0]}`"
     return None
