@@ -18,6 +18,7 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, self_attribute
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.patches._forward import unknown_in_outer
 from vllm_eagle3_patch.vllm_source import syntax
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class WrapperCodemod(AnchoredCodemod):
         wrapper = self.only_class(module, self.owner)
         self.implement_eagle3(module, wrapper, beside=("SupportsMultiModal",))
         self.add_methods(module, wrapper, METHODS)
+        forward = self.only_method(wrapper, "forward")
+        self.only_known(module, forward, unknown_in_outer, f"{self.owner}.forward")
         self._share_with_draft_model(module, self.only_method(wrapper, "__init__"))
 
     def _share_with_draft_model(self, module: cst.Module, constructor: cst.FunctionDef) -> None:

@@ -32,6 +32,7 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, assigns, matchin
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.patches._forward import IDS, collects, unknown_statement
 from vllm_eagle3_patch.patches.deepseek_v2 import (
     CLASS_DEFAULT,
     COLLECT,
@@ -42,7 +43,7 @@ from vllm_eagle3_patch.patches.deepseek_v2 import (
     MODEL,
     MODEL_METHODS,
     OUTER,
-    collects,
+    open_statements,
 )
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 V32 = "vllm/models/deepseek_v32/{platform}/model.py"
 PATHS = (DEEPSEEK, V32.format(platform="nvidia"), V32.format(platform="amd"))
 MODELS = (MODEL, "DeepseekV32Model")
-IDS = "aux_hidden_state_layers"
 SETTER = "set_aux_hidden_state_layers"
 DEFAULT = "get_eagle3_aux_hidden_state_layers"
 # What the runners call from 0.18.0 on; the protocol's own version checks nothing.
@@ -106,6 +106,10 @@ def _sets(target: m.Name | m.Attribute) -> m.SimpleStatementLine:
     """A matcher for the statement ``<target> = ...``, annotated or not."""
     plain = m.Assign(targets=[m.AssignTarget(target)])
     return m.SimpleStatementLine(body=[plain | m.AnnAssign(target=target)])
+
+
+def _parameters(method: cst.FunctionDef) -> list[cst.CSTNode]:
+    return find_all(method.params, m.Param())
 
 
 def _appends(state: m.BaseExpressionMatchType | Either) -> m.SimpleStatementLine:
@@ -178,6 +182,7 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
         found = [node for node in module.body if m.matches(node, named)]
         inner = self.opened(self.only(found, f"class {' or '.join(MODELS)}", "the module"))
         name = inner.name.value
+        self.never_replaced(module, (*MODELS, OUTER))
         if name == MODEL:
             self._delegate(module, self.only_class(module, OUTER))
         if matching(inner.body, _sets(m.Name(IDS))):
@@ -189,19 +194,25 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
     def _delegate(self, module: cst.Module, outer: cst.ClassDef) -> None:
         """The outer class's methods ask the inner model first, if it has the checks."""
         model_ids = m.Attribute(self_attribute("model"), m.Name(IDS))
-        for method, target, words, source in (
-            (SETTER, model_ids, f"self.model.{IDS} = ...", DELEGATE_SETTER),
-            (DEFAULT, m.Name("num_layers"), "num_layers = ...", DELEGATE_DEFAULT),
+        for name, target, words, source, parameters in (
+            (SETTER, model_ids, f"self.model.{IDS} = ...", DELEGATE_SETTER, ["self", "layers"]),
+            (DEFAULT, m.Name("num_layers"), "num_layers = ...", DELEGATE_DEFAULT, ["self"]),
         ):
-            found = matching(self.only_method(outer, method).body, _sets(target))
-            first = self.only(found, words, f"{OUTER}.{method}")
+            method = self.only_method(outer, name)
+            given = [cst.ensure_type(p, cst.Param).name.value for p in _parameters(method)]
+            self.only([method][given != parameters :], f"({', '.join(parameters)})", name)
+            statements = method.body.body[1 if method.get_docstring() is not None else 0 :]
+            found = [node for node in statements[:1] if m.matches(node, _sets(target))]
+            first = self.only(found, words, f"{OUTER}.{name}")
             self.insert_before(first, self.statements(module, source))
         self.add_methods(module, outer, OUTER_METHODS)
 
     def _collect(self, module: cst.Module, forward: cst.FunctionDef, where: str) -> None:
         keeps = self._keeps(forward, where)
         plain, summing, sharded = self._last_norms(forward, where)
-        if not self._keeps_last(forward, plain, where):
+        keeps_last = self._keeps_last(forward, plain, where)
+        self.only_known(module, forward, unknown_statement, where)
+        if not keeps_last:
             if plain is not None:
                 self.insert_before(plain, self.statements(module, COLLECT_LAST))
             if summing is not None:
@@ -212,6 +223,8 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
         test = "" if sharded is None else module.code_for_node(sharded)
         branch = SHARDED_BRANCH.replace("sharded", test) if test else ""
         append = APPEND if m.matches(keeps, KEEPS) else ""
+        if append:
+            self.absent(forward, ("aux_hidden_state",), where)
         self._replace(module, keeps, KEEP_SUMMED.replace(SHARDED_BRANCH, branch) + append)
         if not find_all(module, m.ImportAlias(name=m.Name(SUM_OVER_RANKS))):
             self.import_name(module, SUM_OVER_RANKS, beside="get_pp_group")
@@ -219,7 +232,7 @@ class AuxLayerBoundsCodemod(AnchoredCodemod):
     def _keeps(self, forward: cst.FunctionDef, where: str) -> cst.SimpleStatementLine:
         """The statement in the layer loop that keeps what enters a layer."""
         loops = find_all(forward, m.For())
-        numbered = matching(forward.body, NUMBERED_LOOP)
+        numbered = [n for n in open_statements(forward) if m.matches(n, NUMBERED_LOOP)]
         anchor = "for ..., layer in enumerate(islice(...), start=self.start_layer)"
         loop = cst.ensure_type(self.only(numbered, anchor, where), cst.For)
         self.only(loops, "one loop", where)
@@ -302,12 +315,16 @@ class AuxLayerBounds(Patch):
         """Ids are checked, exist before any constructor ran, and both ends are collected."""
         inner = [owner for name in MODELS if (owner := syntax.find_class(module, name))]
         outer = syntax.find_class(module, OUTER)
-        return len(inner) == 1 and all(
-            (
-                _has_class_default(inner[0]),
-                _checks(inner[0], outer, (SETTER, f"_{SETTER}")),
-                _checks(inner[0], outer, (DEFAULT, RUNNERS_DEFAULT)),
-                _collects_both_ends(syntax.find_method(inner[0], "forward")),
+        return (
+            len(inner) == 1
+            and syntax.replacement(module, (*MODELS, OUTER)) is None
+            and all(
+                (
+                    _has_class_default(inner[0]),
+                    _checks(inner[0], outer, (SETTER, f"_{SETTER}")),
+                    _checks(inner[0], outer, (DEFAULT, RUNNERS_DEFAULT)),
+                    _collects_both_ends(syntax.find_method(inner[0], "forward")),
+                )
             )
         )
 

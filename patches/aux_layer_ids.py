@@ -49,6 +49,10 @@ NEWER_READER = "get_eagle3_aux_layers_from_config"
 SETTER = "set_aux_hidden_state_layers"
 DEFAULT = "get_eagle3_aux_hidden_state_layers"
 
+CONFIG_PARAMETER = m.Param(name=m.Name("spec_config")) | m.Param(
+    annotation=m.Annotation(m.Name(CONFIG))
+)
+
 ASKED = f"""
 if {{config}} and {{config}}.{METHOD}():
     return {{config}}.{METHOD}()
@@ -78,6 +82,7 @@ class AskConfigCodemod(AnchoredCodemod):
     def ask(self, module: cst.Module, reader: cst.FunctionDef, config: str) -> None:
         """Return the config's answer, if it has one, before a reader's own statements."""
         name = reader.name.value
+        self.only([reader][len(reader.decorators) :], f"def {name} without a decorator", name)
         self.absent(reader, (METHOD,), name)
         statements = reader.body.body[1 if reader.get_docstring() is not None else 0 :]
         first = self.only(statements[:1], "a statement", name)
@@ -95,7 +100,10 @@ class RunnerCodemod(AskConfigCodemod):
         classes = [node for node in module.body if isinstance(node, cst.ClassDef)]
         if any(matching(owner.body, defines_reader) for owner in classes):
             owner = self.only_class_with(module, READER)
-            self.ask(module, self.only_method(owner, READER), "self.speculative_config")
+            reader = self.only_method(owner, READER)
+            own = [p for p in reader.params.params[:1] if m.matches(p.name, m.Name("self"))]
+            self.only(own, "self", READER)
+            self.ask(module, reader, "self.speculative_config")
         else:
             owner = self.only_class_with(module, "load_model")
             self._ask_before_default(module, self.only_method(owner, "load_model"))
@@ -123,7 +131,8 @@ class NewerRunnerCodemod(AskConfigCodemod):
         found = [node for node in module.body if m.matches(node, wanted)]
         only = self.only(found, f"def {NEWER_READER}", "the module")
         reader = cst.ensure_type(only, cst.FunctionDef)
-        parameter = self.only(reader.params.params[:1], "a parameter", NEWER_READER)
+        first = [p for p in reader.params.params[:1] if m.matches(p, CONFIG_PARAMETER)]
+        parameter = self.only(first, f"a {CONFIG} as the first parameter", NEWER_READER)
         self.ask(module, reader, parameter.name.value)
 
 

@@ -22,6 +22,15 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod, assigns, matchin
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.patches._forward import (
+    IDS,
+    ISLICE,
+    SLICE,
+    STATES,
+    collects,
+    unknown_in_outer,
+    unknown_statement,
+)
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK
 
@@ -101,7 +110,7 @@ if aux_hidden_states:
 # How releases go through the layers that this rank holds.
 LAYERS: dict[str, m.Call | m.Subscript] = {
     # from 0.10.2 on
-    "islice(self.layers, self.start_layer, self.end_layer)": m.Call(
+    ISLICE: m.Call(
         func=m.Name("islice"),
         args=[
             m.Arg(self_attribute("layers")),
@@ -110,7 +119,7 @@ LAYERS: dict[str, m.Call | m.Subscript] = {
         ],
     ),
     # up to 0.10.1.1
-    "self.layers[self.start_layer:self.end_layer]": m.Subscript(
+    SLICE: m.Subscript(
         value=self_attribute("layers"),
         slice=[
             m.SubscriptElement(
@@ -132,6 +141,14 @@ for layer_id, layer in enumerate(
 """
 LAYER_CALL = assigns("hidden_states", "residual", value=m.Call(func=m.Name("layer")))
 LAST_NORM = assigns("hidden_states", "_", value=m.Call(func=self_attribute("norm")))
+OTHER_MODEL = m.SimpleStatementLine(
+    body=[
+        m.Assign(
+            targets=[m.AssignTarget(m.Name("model_cls"))],
+            value=m.DoesNotMatch(m.Name(MODEL)),
+        )
+    ]
+)
 RETURN = m.SimpleStatementLine(body=[m.Return(value=m.Name("hidden_states"))])
 
 
@@ -146,8 +163,16 @@ class DeepseekV2Codemod(AnchoredCodemod):
         outer = self.only_class(module, OUTER)
         self.implement_eagle3(module, outer, beside=("SupportsLoRA", "SupportsPP"))
         self.add_methods(module, outer, OUTER_METHODS)
+        passes_on = self.only_method(outer, "forward")
+        self.only_known(module, passes_on, unknown_in_outer, f"{OUTER}.forward")
         inner = self.only_class(module, MODEL)
-        self.absent(inner, ("aux_hidden_state_layers", "aux_hidden_states"), f"class {MODEL}")
+        self.never_replaced(module, (MODEL, OUTER))
+        self.only(
+            [node for node in [outer] if not matching(outer.body, OTHER_MODEL)],
+            f"model_cls = {MODEL}",
+            f"class {OUTER}",
+        )
+        self.absent(inner, (IDS, STATES), f"class {MODEL}")
         self.add_class_attribute(module, inner, CLASS_DEFAULT)
         self.add_methods(module, inner, MODEL_METHODS)
         self._collect(module, self.only_method(inner, "forward"))
@@ -157,7 +182,7 @@ class DeepseekV2Codemod(AnchoredCodemod):
         statements = forward.body.body
         loop = self.only(find_all(forward, m.For()), "one loop", where)
         self.only(
-            [loop] if loop in statements and m.matches(loop, LAYER_LOOP) else [],
+            [loop] if loop in open_statements(forward) and m.matches(loop, LAYER_LOOP) else [],
             f"for layer in {' or '.join(LAYERS)}",
             where,
         )
@@ -169,6 +194,8 @@ class DeepseekV2Codemod(AnchoredCodemod):
         norm = self.only(matching(forward.body, LAST_NORM), anchor, where)
         anchor = "return hidden_states at the end"
         end = self.only([n for n in statements[-1:] if m.matches(n, RETURN)], anchor, where)
+        self.absent(forward, ("layer_id",), where)
+        self.only_known(module, forward, unknown_statement, where)
 
         (numbered,) = self.statements(module, NUMBERED_LOOP.format(layers=layers))
         numbered = cst.ensure_type(numbered, cst.For)
@@ -178,6 +205,12 @@ class DeepseekV2Codemod(AnchoredCodemod):
         self.insert_before(call, self.statements(module, COLLECT))
         self.insert_before(norm, self.statements(module, COLLECT_LAST))
         self.insert_before(end, self.statements(module, RETURN_BOTH))
+
+
+def open_statements(function: cst.FunctionDef) -> list[cst.CSTNode]:
+    """The statements of a function, and those directly in a ``with`` of it."""
+    within = [node.body for node in function.body.body if isinstance(node, cst.With)]
+    return [statement for block in (function.body, *within) for statement in block.body]
 
 
 def _enumerated(template: cst.BaseExpression, layers: cst.BaseExpression) -> cst.BaseExpression:
@@ -215,25 +248,19 @@ class DeepseekV2(Patch):
         outer, inner = syntax.find_class(module, OUTER), syntax.find_class(module, MODEL)
         return (
             syntax.implements_eagle3(module, outer, protocol=protocol)
+            and syntax.replacement(module, (MODEL, OUTER)) is None
+            and _builds(outer, MODEL)
             and collects(syntax.find_method(inner, "forward"))
             and has_layer_ids(inner)
         )
 
 
-def collects(forward: syntax.FunctionNode | None) -> bool:
-    """Whether a forward appends aux hidden states in its layer loop and returns them."""
-    if forward is None:
-        return False
-    collected = any(
-        syntax.mentions(loop, "aux_hidden_state_layers")
-        and syntax.appends_to(loop, "aux_hidden_states")
-        for loop in forward.body
-        if isinstance(loop, ast.For)
-    )
-    return collected and any(
-        isinstance(node.value, ast.Tuple) and syntax.mentions(node.value, "aux_hidden_states")
-        for node in ast.walk(forward)
-        if isinstance(node, ast.Return)
+def _builds(outer: ast.ClassDef | None, model: str) -> bool:
+    """Whether a class names no other inner model than this one."""
+    return outer is not None and all(
+        syntax.last_name(node.value) == model
+        for node in outer.body
+        if isinstance(node, ast.Assign) and syntax.last_name(node.targets[0]) == "model_cls"
     )
 
 

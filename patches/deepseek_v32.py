@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, ClassVar
 from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
-from vllm_eagle3_patch.patches.deepseek_v2 import OUTER, collects
+from vllm_eagle3_patch.patches._forward import collects
+from vllm_eagle3_patch.patches.deepseek_v2 import OUTER
 from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.registry import Registry
 

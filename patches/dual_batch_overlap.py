@@ -23,6 +23,7 @@ from vllm_eagle3_patch.codemod.anchored import AnchoredCodemod
 from vllm_eagle3_patch.codemod.nodes import find_all
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.family import FAMILY
+from vllm_eagle3_patch.vllm_source import syntax
 from vllm_eagle3_patch.vllm_source.paths import MICRO_BATCHES
 from vllm_eagle3_patch.vllm_source.runner import JOINING_METHODS, joins_lists
 
@@ -81,8 +82,10 @@ class DualBatchOverlapCodemod(AnchoredCodemod):
             return
         wrapper = self.only_class(module, WRAPPER)
         for name in JOINING_METHODS:
-            found = find_all(self.only_method(wrapper, name), _cat("sorted_results"))
+            method = self.only_method(wrapper, name)
+            found = find_all(method, _cat("sorted_results"))
             call = self.only(found, "torch.cat(sorted_results, dim=0)", f"{WRAPPER}.{name}")
+            self.only_known(module, method, _takes_apart, f"{WRAPPER}.{name}")
             self.change(call, _through_function)
         (function,) = self.statements(module, CONCATENATE)
         blank = [cst.EmptyLine(indent=False)] * 2
@@ -102,6 +105,22 @@ class DualBatchOverlapCodemod(AnchoredCodemod):
             branch,
             lambda node: node.with_changes(leading_lines=[*node.leading_lines, self.marker_line()]),
         )
+
+
+def _takes_apart(method: syntax.FunctionNode) -> ast.AST | None:
+    """Where a method slices or asks what becomes a tuple; passing it on is all that vLLM does."""
+    names = {"torch.cat(sorted_results, dim=0)"}
+    for node in ast.walk(method):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) in names:
+            names.update(map(ast.unparse, node.targets))
+    return next(
+        (
+            node
+            for node in ast.walk(method)
+            if isinstance(node, ast.Subscript | ast.Attribute) and ast.unparse(node.value) in names
+        ),
+        None,
+    )
 
 
 def _through_function(call: cst.Call) -> cst.Call:

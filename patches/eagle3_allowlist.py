@@ -62,6 +62,14 @@ LIST_TEST = m.Call(
     ],
 )
 
+# if ... and not any(...): raise ...
+UNLISTED = m.UnaryOperation(operator=m.Not(), expression=LIST_TEST)
+REFUSES_UNLISTED = m.If(
+    test=m.OneOf(UNLISTED, m.BooleanOperation(operator=m.And(), right=UNLISTED)),
+    body=m.IndentedBlock(body=[m.SimpleStatementLine(body=[m.Raise()])])
+    | m.SimpleStatementSuite(body=[m.Raise()]),
+)
+
 # "llama" not in ....hf_text_config.model_type
 STRING_TEST = m.Comparison(
     left=m.SimpleString(),
@@ -107,6 +115,8 @@ class AllowlistCodemod(AnchoredCodemod):
         if strings:
             self._list_for_string(module, within, cst.ensure_type(test, cst.Comparison), where)
         else:
+            refusing = find_all(within, REFUSES_UNLISTED)
+            self.only(refusing, "if ... not any(... in ....model_type ...): raise", where)
             self._longer_list(module, within, cst.ensure_type(test, cst.Call), where)
 
     def _config(self, module: cst.Module) -> tuple[cst.CSTNode, str]:

@@ -101,7 +101,12 @@ PATCHED = {
         None,
     ),
     "another argument to the layer": (
-        [("layer(positions, hidden_states, residual)", "layer(positions, hidden_states, r, x=1)")],
+        [
+            (
+                "layer(positions, hidden_states, residual)",
+                "layer(positions, hidden_states, residual, x=1)",
+            )
+        ],
         None,
     ),
     "annotated in the constructor": (

@@ -28,6 +28,9 @@ TWO_READERS = (
 )
 SETTING = "self.model.set_aux_hidden_state_layers("
 
+FIRST = "a SpeculativeConfig as the first parameter"
+READER_HEAD = "    def _get_eagle3_aux_layers_from_config(self)"
+
 REFUSED_SOURCES: dict[str, tuple[str, list[Change], tuple[str, str, int]]] = {
     "no logger": (
         "config",
@@ -141,7 +144,26 @@ REFUSED_SOURCES: dict[str, tuple[str, list[Change], tuple[str, str, int]]] = {
     "function without a parameter": (
         "newer runner",
         [("    spec_config: SpeculativeConfig,\n", "")],
-        ("a parameter", "get_eagle3_aux_layers_from_config", 0),
+        (FIRST, "get_eagle3_aux_layers_from_config", 0),
+    ),
+    "function of something else": (
+        "newer runner",
+        [("    spec_config: SpeculativeConfig,\n", "    model: nn.Module,\n")],
+        (FIRST, "get_eagle3_aux_layers_from_config", 0),
+    ),
+    "reader without self": (
+        "runner",
+        [(READER_HEAD, READER_HEAD.replace("self", "config"))],
+        ("self", "_get_eagle3_aux_layers_from_config", 0),
+    ),
+    "static reader": (
+        "runner",
+        [(READER_HEAD, f"    @staticmethod\n{READER_HEAD}")],
+        (
+            "def _get_eagle3_aux_layers_from_config without a decorator",
+            "_get_eagle3_aux_layers_from_config",
+            0,
+        ),
     ),
 }
 

@@ -108,7 +108,12 @@ def test_any_default_of_the_ids_is_left_alone(changes: list[Change]) -> None:
 
 PATCHED = {
     "another argument to the layer": (
-        [("layer(positions, hidden_states, residual)", "layer(positions, hidden_states, r, x=1)")],
+        [
+            (
+                "layer(positions, hidden_states, residual)",
+                "layer(positions, hidden_states, residual, x=1)",
+            )
+        ],
         None,
     ),
     "layer call over several lines": (
@@ -150,8 +155,8 @@ PATCHED = {
                 "make_layers(config)\n\n    def embed(self):\n        pass\n",
             ),
             (
-                "        if not get_pp_group()",
-                "        log(hidden_states)\n\n        if not get_pp_group()",
+                "            residual = None\n",
+                "            residual = None\n            log(hidden_states)\n",
             ),
         ],
         None,
@@ -160,8 +165,8 @@ PATCHED = {
         [(INNER, f"@support_torch_compile\n{INNER}"), (OUTER, f"@final\n{OUTER}")],
         None,
     ),
-    "forward decorated, with a docstring": (
-        [(FORWARD, f'    @no_grad()\n{FORWARD}        """Run."""\n')],
+    "forward with a docstring": (
+        [(FORWARD, f'{FORWARD}        """Run."""\n')],
         None,
     ),
     "docstring in the class": (

@@ -152,6 +152,16 @@ REFUSED = {
     "results renamed": (PLAIN, [(LAST_RESULT, LAST_RESULT.replace("sorted_", ""))], (*CAT_IN, 0)),
     "another dimension": (PLAIN, [(LAST_RESULT, LAST_RESULT.replace("=0", "=1"))], (*CAT_IN, 0)),
     "concatenated twice": (PLAIN, [(LAST_RESULT, LAST_RESULT * 2)], (*CAT_IN, 2)),
+    "a slice of the result": (
+        PLAIN,
+        [("        return result\n", "        return result[:3]\n")],
+        ("`result[:3]`", CAT_IN[1], 1),
+    ),
+    "a slice of the call": (
+        PLAIN,
+        [(LAST_RESULT, LAST_RESULT.replace("dim=0)", "dim=0)[:3]"))],
+        ("`torch.cat(sorted_results, dim=0)[:3]`", CAT_IN[1], 1),
+    ),
     "one place done by hand": (
         PLAIN,
         [(LAST_RESULT, LAST_RESULT.replace("torch.cat", "merge"))],

@@ -143,7 +143,7 @@ class TestBeforeAndAfter(CodemodTest):
         self.assertCodemod(
             """
             supported = ["llama", "qwen"]
-            assert any(name in config.model_type for name in supported)
+            if not any(name in config.model_type for name in supported): raise ValueError
             """,
             """
             supported = [
@@ -158,7 +158,7 @@ class TestBeforeAndAfter(CodemodTest):
                 "deepseek_vl_v2",
                 "glm_moe_dsa",
             ]
-            assert any(name in config.model_type for name in supported)
+            if not any(name in config.model_type for name in supported): raise ValueError
             """,
         )
 
@@ -340,6 +340,8 @@ WHERE = "class SpeculativeConfig"
 ANY = ('any(... in ....model_type ...) or "..." not in ....hf_text_config.model_type', WHERE)
 ASSIGNMENT = ("eagle3_target_supported = [...]", WHERE)
 
+REFUSING = ("if ... not any(... in ....model_type ...): raise", "class SpeculativeConfig")
+
 REFUSED = {
     "two membership tests": ([(TEST, TEST * 2)], (*ANY, 2)),
     "no membership test": ([(TEST, "            and not self.supported()\n")], (*ANY, 0)),
@@ -364,6 +366,8 @@ REFUSED = {
         (*ASSIGNMENT, 0),
     ),
     "an empty list": ([(LIST, "[]\n")], (*ASSIGNMENT, 0)),
+    "a list that denies": ([("not any(", "any(")], (*REFUSING, 0)),
+    "a list whose absence is logged": ([("raise ValueError(", "logger.info(")], (*REFUSING, 0)),
     "assigned twice": (
         [(LIST, f'{LIST}        eagle3_target_supported = ["llama"]\n')],
         (*ASSIGNMENT, 2),

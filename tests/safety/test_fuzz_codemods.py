@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 
+import aux_layer_bounds_sources
 import pytest
 from aux_layer_bounds_sources import BEFORE as BOUNDS
 from aux_layer_bounds_sources import SPARSE_BEFORE
@@ -23,6 +24,7 @@ from kimi_k25_sources import BARE_BEFORE
 from kimi_k25_sources import BEFORE as KIMI
 
 import fake_vllm
+from forward_runs import difference
 from safety_table import Tried
 from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.errors import PatchError, UnsupportedError, VerificationError
@@ -43,6 +45,15 @@ SOURCES = (
     *(("vllm/v1/attention/selector.py", source) for source in (ARGUMENT, ENVIRONMENT)),
     ("vllm/v1/spec_decode/eagle.py", fake_vllm.PROPOSER),
 )
+# The two classes of a file whose forwards are run, and what its bases are in.
+COLLECTING = {
+    "vllm/model_executor/models/deepseek_v2.py": ("DeepseekV2Model", "DeepseekV2ForCausalLM", ()),
+    V32: (
+        "DeepseekV32Model",
+        "DeepseekV32ForCausalLM",
+        (aux_layer_bounds_sources.AFTER.encode(),),
+    ),
+}
 WORDS = re.compile(r"[A-Za-z_]\w*")
 CONDITIONS = ("if True:", "for _ in (1,):", "try:", "with a:", "class Inner:", "def inner(self):")
 
@@ -120,6 +131,8 @@ def outcome(patch: Patch, content: bytes, path: str) -> str:
     assert patch.holds(parse(result, path), path=path)
     assert patch.apply(result, path) == result
     assert untouched(content, result)
+    if path in COLLECTING:
+        assert difference(content, result, *COLLECTING[path]) is None
     return "patched"
 
 
@@ -158,7 +171,8 @@ def test_a_source_that_was_changed_anyhow_is_patched_whole_or_refused(
         "sources with lines and names removed, doubled, swapped, nested or renamed",
         how="each patch, on our look-alikes of vLLM's files, in five layouts",
         count=len(outcomes),
-        result="refused by name, or patched whole: the result parses, holds, and stays as it is",
+        result="refused by name, or patched whole: the result parses, holds, and stays as it is; "
+        "a forward returns what it did, and its states are right",
     )
 
 

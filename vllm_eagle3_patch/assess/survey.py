@@ -28,6 +28,7 @@ from vllm_eagle3_patch.vllm_source.paths import (
 )
 from vllm_eagle3_patch.vllm_source.read_engine import read_family
 from vllm_eagle3_patch.vllm_source.registry import Registry
+from vllm_eagle3_patch.vllm_source.resolution import elsewhere
 from vllm_eagle3_patch.vllm_source.sources import not_too_deep
 
 if TYPE_CHECKING:
@@ -81,8 +82,11 @@ def _facts(sources: Sources, model: FamilyModel, engine: Engine) -> ModelFacts:
     reason = engines = engine_reason(engine, model)
     unpatchable = [name for name in missing if name not in patches]
     broken = not_collecting(sources, model)
+    replaced = elsewhere(sources, model)
     if unpatchable:
         reason = f"{model.architecture} lacks {', '.join(unpatchable)}, and no patch adds that"
+    elif replaced:
+        reason = replaced
     elif broken:
         reason = (
             f"{', '.join(broken)} inherits the interface but never collects; no patch adds that"

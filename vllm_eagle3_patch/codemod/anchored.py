@@ -7,6 +7,7 @@ keeps formatting, comments, line endings and encoding.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import textwrap
 from abc import ABC, abstractmethod
@@ -17,13 +18,14 @@ from libcst import matchers as m
 from libcst.codemod import Codemod, CodemodContext
 
 from vllm_eagle3_patch.codemod.nodes import find_all, holders
-from vllm_eagle3_patch.ground.errors import AnchorNotFoundError
+from vllm_eagle3_patch.ground.errors import AnchorNotFoundError, UnknownStatementError
 from vllm_eagle3_patch.ground.family import FAMILY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from vllm_eagle3_patch.ground.family import FamilyModel
+    from vllm_eagle3_patch.vllm_source.syntax import FunctionNode
 
 MARKER = "# vllm-eagle3-patch: "
 """Every inserted block starts with this comment and the patch's name."""
@@ -116,9 +118,12 @@ class AnchoredCodemod(Codemod, ABC):
             AnchorNotFoundError: Nothing matched, or more than one place did.
         """
         if len(found) != 1:
-            path = self.context.filename or "<source>"
-            raise AnchorNotFoundError(self.patch, path, anchor, where, len(found))
+            raise AnchorNotFoundError(self.patch, self._path, anchor, where, len(found))
         return found[0]
+
+    @property
+    def _path(self) -> str:
+        return self.context.filename or "<source>"
 
     def only_class(self, module: cst.Module, name: str) -> cst.ClassDef:
         """The module-level class of this name."""
@@ -129,6 +134,20 @@ class AnchoredCodemod(Codemod, ABC):
         """A module-level class that is edited inside; with one, all others are passed over."""
         self._opened.add(owner)
         return cst.ensure_type(owner, cst.ClassDef)
+
+    def never_replaced(self, module: cst.Module, names: Sequence[str]) -> None:
+        """Make sure that no statement gives one of these classes other attributes, or its name.
+
+        Raises:
+            UnknownStatementError: One does.
+        """
+        name = m.OneOf(*map(m.Name, names))
+        target = m.AssignTarget(name | m.Attribute(value=name))
+        sets = m.Call(func=m.Name("setattr"), args=[m.Arg(name), m.ZeroOrMore()])
+        wanted = m.Assign(targets=[m.ZeroOrMore(), target, m.ZeroOrMore()])
+        for node in (*find_all(module, wanted), *find_all(module, sets)):
+            statement = f"`{module.code_for_node(node).splitlines()[0]}`"
+            raise UnknownStatementError(self.patch, self._path, statement, "the module")
 
     def only_class_with(self, module: cst.Module, method: str) -> cst.ClassDef:
         """The one module-level class that has a method of this name."""
@@ -153,6 +172,25 @@ class AnchoredCodemod(Codemod, ABC):
         method = self.only(found, f"def {name}", owner.name.value)
         self._opened.add(method)
         return cst.ensure_type(method, cst.FunctionDef)
+
+    def only_known(
+        self,
+        module: cst.Module,
+        function: cst.FunctionDef,
+        unknown: Callable[[FunctionNode], ast.AST | None],
+        where: str,
+    ) -> None:
+        """Make sure that a function holds only what the patch knows.
+
+        Raises:
+            UnknownStatementError: It holds something else, which the error names.
+        """
+        parsed = ast.parse(module.code_for_node(function)).body[0]
+        assert isinstance(parsed, ast.FunctionDef | ast.AsyncFunctionDef)
+        found = unknown(parsed)
+        if found is not None:
+            statement = f"`{ast.unparse(found).splitlines()[0]}`"
+            raise UnknownStatementError(self.patch, self._path, statement, where)
 
     def statements(
         self, module: cst.Module, source: str
@@ -294,10 +332,13 @@ class _ApplyEdits(cst.CSTTransformer):
         return node in self._holding
 
     def on_leave(self, original_node, updated_node):  # type: ignore[no-untyped-def]
+        nodes = [updated_node]
         for edit in self._edits.get(original_node, ()):
-            updated_node = edit(updated_node)
+            # What an earlier edit put above the node stays there.
+            edited = edit(nodes.pop())
+            nodes += edited if isinstance(edited, cst.FlattenSentinel) else [edited]
             self.applied.add(original_node)
-        return updated_node
+        return nodes[0] if len(nodes) == 1 else cst.FlattenSentinel(nodes)
 
 
 def _imports_of(module: cst.Module, name: str) -> list[cst.CSTNode]:

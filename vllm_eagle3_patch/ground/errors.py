@@ -91,6 +91,15 @@ class AnchorNotFoundError(UnsupportedError):
         self.found = found
 
 
+class UnknownStatementError(AnchorNotFoundError):
+    """A function holds a statement beside which a codemod cannot be sure of its own."""
+
+    def __init__(self, patch: str, path: str, statement: str, where: str) -> None:
+        super().__init__(patch, path, statement, where, 1)
+        self.message = f"{path}: {statement} in {where} is not known there (patch {patch})"
+        self.args = (self.message,)
+
+
 class ModifiedFileError(PatchError):
     """A file was changed by someone else."""
 

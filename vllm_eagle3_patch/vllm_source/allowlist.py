@@ -38,16 +38,19 @@ def allowlists(module: ast.Module) -> list[tuple[str, ...]]:
     found = []
     for node, scopes in _with_scopes(module):
         match node:
-            case ast.Call(
-                func=ast.Name(id="any"),
-                args=[
-                    ast.GeneratorExp(
-                        elt=ast.Compare(
-                            ops=[ast.In()], comparators=[ast.Attribute(attr="model_type")]
-                        ),
-                        generators=[ast.comprehension(iter=ast.Name(id=name))],
-                    )
-                ],
+            case ast.UnaryOp(
+                op=ast.Not(),
+                operand=ast.Call(
+                    func=ast.Name(id="any"),
+                    args=[
+                        ast.GeneratorExp(
+                            elt=ast.Compare(
+                                ops=[ast.In()], comparators=[ast.Attribute(attr="model_type")]
+                            ),
+                            generators=[ast.comprehension(iter=ast.Name(id=name))],
+                        )
+                    ],
+                ),
             ):
                 found.append(_assigned(scopes, name))
             case ast.If(test=test):

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -112,6 +112,19 @@ def assigned(statement: ast.AST) -> tuple[ast.expr, ...]:
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
         return (statement.target,)
     return ()
+
+
+def replacement(module: ast.Module, names: Collection[str]) -> ast.AST | None:
+    """A statement that replaces one of these classes or an attribute of it, anywhere."""
+    for node in ast.walk(module):
+        for target in assigned(node):
+            named = target.value if isinstance(target, ast.Attribute) else target
+            if isinstance(named, ast.Name) and named.id in names:
+                return node
+        if isinstance(node, ast.Call) and last_name(node.func) == "setattr":
+            if any(last_name(argument) in names for argument in node.args[:1]):
+                return node
+    return None
 
 
 def does_something(function: FunctionNode | None) -> bool:

@@ -74,7 +74,7 @@ class Targets:
             last_id=bool(backbones) and all(map(_keeps_last, backbones)),
             relays=bool(backbones) and all(map(_relays, backbones)),
             float16_scaling=all(self._scales_float16(place) for place in classes),
-            partial_sums=any(self._partial_sums(place) for place in self._models(classes)),
+            partial_sums=any(self._partial_sums(place) for place in self.models(classes)),
             gathers=all(map(_gathers, backbones)),
         )
 
@@ -130,7 +130,7 @@ class Targets:
             text for call in syntax.calls(constructor, "__setattr__") for text in _strings(call)
         }
 
-    def _models(self, classes: tuple[Located, ...]) -> Iterator[Located]:
+    def models(self, classes: tuple[Located, ...]) -> Iterator[Located]:
         """The inner model of a class: its ``model_cls``, or what its constructor builds."""
         for path, owner in classes:
             for file, base in self._registry.lineage(path, owner):
@@ -147,7 +147,7 @@ class Targets:
         return [backbone for _, owner in classes for backbone in self._known[id(owner)]]
 
     def _backbones(self, place: Located) -> Iterator[_Backbone]:
-        for path, model in self._models((place,)):
+        for path, model in self.models((place,)):
             lineage = [base for _, base in self._registry.lineage(path, model)]
             forward = next(
                 (f for base in lineage if (f := syntax.find_method(base, "forward"))), None
@@ -157,7 +157,7 @@ class Targets:
     def _default_layers(self, classes: tuple[Located, ...]) -> tuple[str, ...]:
         for place in classes:
             holders = [base for _, base in self._registry.lineage(*place)]
-            holders += [base for _, base in self._models((place,))]
+            holders += [base for _, base in self.models((place,))]
             for owner in holders:
                 for name in reversed(DEFAULTS):
                     found = _three(syntax.find_method(owner, name))
@@ -173,7 +173,7 @@ class Targets:
         )
 
     def _layer_forwards(self, place: Located) -> Iterator[ast.AST]:
-        for path, _ in self._models((place,)):
+        for path, _ in self.models((place,)):
             for owner in self._registry.classes_in(path):
                 forward = syntax.find_method(owner, "forward")
                 if owner.name.endswith("DecoderLayer") and forward is not None:
