@@ -45,12 +45,18 @@ class DeepseekV2Model(nn.Module):
     aux_hidden_state_layers = ()
     supports_aux_hidden_states_over_pp = True
 
-    def forward(self, hidden_states):
+    def forward(self, positions, hidden_states, residual):
         aux_hidden_states = []
-        for layer in self.layers:
-            if layer.id in self.aux_hidden_state_layers:
-                aux_hidden_states.append(hidden_states)
-        return hidden_states, aux_hidden_states
+        for idx, layer in enumerate(
+            islice(self.layers, self.start_layer, self.end_layer), start=self.start_layer
+        ):
+            if idx in self.aux_hidden_state_layers:
+                aux_hidden_states.append(hidden_states + residual)
+            hidden_states, residual = layer(positions, hidden_states, residual)
+        hidden_states, _ = self.norm(hidden_states, residual)
+        if aux_hidden_states:
+            return hidden_states, aux_hidden_states
+        return hidden_states
 
 class DeepseekV2ForCausalLM(SupportsEagle3):
     model_cls = DeepseekV2Model

@@ -121,9 +121,10 @@ def replacement(module: ast.Module, names: Collection[str]) -> ast.AST | None:
             named = target.value if isinstance(target, ast.Attribute) else target
             if isinstance(named, ast.Name) and named.id in names:
                 return node
-        if isinstance(node, ast.Call) and last_name(node.func) == "setattr":
-            if any(last_name(argument) in names for argument in node.args[:1]):
-                return node
+        called = last_name(node.func) if isinstance(node, ast.Call) else ""
+        arguments = node.args[:1] if isinstance(node, ast.Call) and called == "setattr" else []
+        if any(last_name(argument) in names for argument in arguments):
+            return node
     return None
 
 
