@@ -35,7 +35,7 @@ def elsewhere(sources: Sources, model: FamilyModel) -> str | None:
     targets = Targets(sources, registry)
     classes = registry.classes(model.architecture)
     dotted, _ = registry.entries.get(model.architecture, ("", ""))
-    if not classes and dotted and not sources.exists(f"{dotted.replace('.', '/')}.py"):
+    if model.wrapper is None and dotted and not classes:
         return f"the registry takes {model.architecture} from {dotted}, which is not there"
     for path, owner in classes:
         expected = FILES if model.wrapper is None else (model.wrapper.path,)
