@@ -169,8 +169,7 @@ def _unsupported(
     absent = _not_shipped(assessment, options)
     if candidates and not absent and not (options.models and hopeless):
         return None
-    spoilt = any(status.state in ("modified", "missing") for status in assessment.files)
-    if not assessment.facts and spoilt and not options.force:
+    if not assessment.facts and _not_ours(assessment, options):
         return None  # The file that cannot be read is what is in the way, and is told next.
     if not assessment.facts:
         if any(problem.code == "not-python" for problem in assessment.problems):
