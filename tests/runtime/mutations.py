@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MODEL = "vllm/model_executor/models/deepseek_v2.py"
 
+MODULE = "vllm.model_executor.models.deepseek_v2"
+
 CAPTURE = """\
             # vllm-eagle3-patch: deepseek-v2
             if layer_id in self.aux_hidden_state_layers:
@@ -56,6 +58,35 @@ def mutate(site_packages: Path, mutation: Mutation) -> dict[Path, bytes]:
     candidates = (package / "config.py", *package.glob("config/*.py"))
     (config,) = (f for f in candidates if f.exists() and asked.search(f.read_text()))
     return _edit(config, lambda text: asked.sub("layer_ids = None", text))
+
+
+STATE = "hidden_states.clone() if residual is None else hidden_states + residual"
+NORM = "        hidden_states, _ = self.norm(hidden_states, residual)\n"
+
+
+def broken_forwards(site_packages: Path) -> dict[str, str]:
+    """The patched model with one usual mistake of a hand-made patch each, by what is wrong.
+
+    Empty where its forward is vLLM's own.
+    """
+    source = (site_packages / MODEL).read_text()
+    if CAPTURE not in source:
+        return {}
+    test = "if layer_id in self.aux_hidden_state_layers"
+    edits = {
+        "residual-left-out": (STATE, "hidden_states.clone()"),
+        "residual-only": (STATE, "hidden_states.clone() if residual is None else residual.clone()"),
+        "never": (test, test.replace("if ", "if False and ")),
+        "all-others": (test, test.replace(" in ", " not in ")),
+        "shifted": (test, test.replace("layer_id in", "layer_id + 1 in")),
+        "no-copy": (STATE, STATE.replace(".clone()", "")),
+        "buffer": (STATE, "hidden_states if residual is None else residual.add_(hidden_states)"),
+        "sliced": (NORM, f"{NORM}        hidden_states = hidden_states[:3]\n"),
+    }
+    broken = {name: source.replace(old, new, 1) for name, (old, new) in edits.items()}
+    broken["after-the-layer"] = _move_behind_layer(source)
+    assert source not in broken.values()
+    return broken
 
 
 def _move_behind_layer(text: str) -> str:

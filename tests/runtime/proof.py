@@ -24,6 +24,17 @@ another order differ by some 1e-6 a layer."""
 COMPILED = 1e-4
 """The same for compiled against eager states of one release."""
 
+JUDGED_FAMILY = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "KimiK25ForConditionalGeneration",
+)
+"""Patched by us; the judge compares each with its kept original."""
+
+JUDGED_NATIVE = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+"""With vLLM's own EAGLE-3: ids 1 to n - 1 must be right, what is wrong at the ends is told."""
+
 DRAFTS = {"sparse": "1,4,6", "default": "2,4,5", "nested": "3,5,6"}
 """Draft models by the aux layers in their config; the last has them under ``eagle_config``."""
 
@@ -41,6 +52,7 @@ class Proof:
             with one cache folder, in the order in which they were run.
         verification: What our ``verify`` says.
         checked: What our ``check`` says after ``apply``.
+        judged: What the judge says of each class (``in_target/judge.py``), by its name.
         left_changed: The files that were not as before after ``revert``.
         survived: The mutations that nothing noticed.
         speculation: The acceptance experiment's figures, by what speculated: vLLM as published, or
@@ -54,6 +66,7 @@ class Proof:
     compiled: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     verification: dict[str, Any] = field(default_factory=dict)
     checked: dict[str, Any] = field(default_factory=dict)
+    judged: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_changed: list[str] = field(default_factory=list)
     survived: list[str] = field(default_factory=list)
     speculation: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -141,6 +154,7 @@ class Prover:
             found = self._compiled(draft, "cache", ahead_of_time)
             proof.compiled[draft, ahead_of_time] = found
         proof.verification = environment.tool("verify", *self.release.apply)
+        proof.judged = self._judged()
         if self.release.mutations:
             proof.survived = [m.name for m in mutations.MUTATIONS if not self._noticed(m)]
         environment.tool("revert")
@@ -203,6 +217,39 @@ class Prover:
             cache=self.work / cache,
             ahead_of_time=ahead_of_time,
         )
+
+    def _judged(self) -> dict[str, dict[str, Any]]:
+        """The judge on the patched family, on vLLM's own classes, and on what is broken on purpose.
+
+        Nothing for a release that it was not made for.
+        """
+        if not self.release.judged:
+            return {}
+        kept = self.environment.site_packages / ".vllm-eagle3-patch" / "originals"
+        originals = {
+            ".".join(path.relative_to(kept).with_suffix("").parts[1:]): str(path)
+            for path in kept.glob("*/vllm/model*/**/*.py")
+        }
+        classes: list[dict[str, Any]] = [
+            {"architecture": name, "original": originals} for name in JUDGED_FAMILY
+        ]
+        classes += [{"architecture": name} for name in JUDGED_NATIVE]
+        broken = self.work / "broken"
+        broken.mkdir()
+        for name, source in mutations.broken_forwards(self.environment.site_packages).items():
+            file = broken / f"{name}.py"
+            file.write_text(source)
+            judged = {mutations.MODULE: str(file)}
+            classes.append(
+                {
+                    "name": name,
+                    "architecture": "DeepseekV3ForCausalLM",
+                    "original": originals,
+                    "judged": judged,
+                }
+            )
+        found = self._measure("judge", classes=json.dumps(classes))
+        return {one["architecture"]: one for one in found["classes"]}
 
     def _noticed(self, mutation: mutations.Mutation) -> bool:
         """Whether a proof fails on a patch that is broken in this way."""

@@ -26,6 +26,7 @@ class RuntimeRelease:
         graph_key: Whether torch's cache has the same key for the traced graph before and after the
             patch. On 0.15.1 and with torch 2.13 it was another one, for a reason that is not known
             yet; torch 2.6 keeps no such cache.
+        judged: Whether the judge runs its classes (``in_target/judge.py``).
         kimi_k25: Whether it ships Kimi-K2.5.
         mutations: Whether the patch is also broken on purpose here.
         speculation: What runs the acceptance experiment, and which of its rows (all, if the text
@@ -39,6 +40,7 @@ class RuntimeRelease:
     constraints: tuple[str, ...] = ()
     ahead_of_time: bool = False
     graph_key: bool = False
+    judged: bool = False
     kimi_k25: bool = False
     mutations: bool = False
     speculation: Mapping[str, str] = field(default_factory=dict)
@@ -50,6 +52,7 @@ RELEASES = (
         "last without support",
         ahead_of_time=True,
         graph_key=True,
+        judged=True,
         kimi_k25=True,
         mutations=True,
     ),
@@ -58,6 +61,7 @@ RELEASES = (
         "native",
         apply=("--harden",),
         ahead_of_time=True,
+        judged=True,
         kimi_k25=True,
         speculation={"published": "sparse", "replaced": ""},
     ),

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.proof import COMPILED, PARITY, SETS, compilations, is_exact
+from runtime.proof import (
+    COMPILED,
+    JUDGED_FAMILY,
+    JUDGED_NATIVE,
+    PARITY,
+    SETS,
+    compilations,
+    is_exact,
+)
 
 if TYPE_CHECKING:
     from runtime.proof import Proof
@@ -88,6 +96,21 @@ def test_check_and_verify_agree(proof: Proof) -> None:
     assert not proof.verification["verification"]["gpu_context"]
     passed = {m["architecture"] for m in proof.verification["verification"]["models"] if m["ok"]}
     assert "DeepseekV3ForCausalLM" in passed
+
+
+def test_the_judge_proves_what_is_right_and_refutes_what_is_not(proof: Proof) -> None:
+    if not proof.release.judged:
+        assert proof.judged == {}
+        return
+    right = (*JUDGED_FAMILY, *JUDGED_NATIVE)
+    verdicts = {name: one["verdict"] for name, one in proof.judged.items()}
+    assert {name: verdicts[name] for name in right} == dict.fromkeys(right, "proven")
+    broken = verdicts.keys() - set(right)
+    assert len(broken) == 9 * proof.release.mutations
+    assert {verdicts[name] for name in broken} <= {"refuted"}
+    if broken:
+        found = proof.judged["after-the-layer"]["first_difference"]
+        assert found == "state 1 is the output of layer 1, not its input"
 
 
 def test_mutations_are_noticed(proof: Proof) -> None:
