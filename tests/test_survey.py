@@ -41,10 +41,15 @@ class DeepseekV2Model(nn.Module):
 
     def forward(self, hidden_states):
         aux_hidden_states = []
-        for layer in self.layers:
-            if layer.id in self.aux_hidden_state_layers:
-                aux_hidden_states.append(hidden_states)
-        return hidden_states, aux_hidden_states
+        for idx, layer in enumerate(
+            islice(self.layers, self.start_layer, self.end_layer), start=self.start_layer
+        ):
+            if idx in self.aux_hidden_state_layers:
+                aux_hidden_states.append(hidden_states + residual)
+            hidden_states, residual = layer(positions, hidden_states, residual)
+        if aux_hidden_states:
+            return hidden_states, aux_hidden_states
+        return hidden_states
 
 class DeepseekV2ForCausalLM(SupportsEagle3):{METHODS}
 """,
