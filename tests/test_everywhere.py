@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run, snapshot
+from vllm_eagle3_patch import __version__
 from vllm_eagle3_patch.assess.decision import Options
 from vllm_eagle3_patch.commands import check_all as checking
 from vllm_eagle3_patch.commands.check_all import check_all
@@ -59,7 +60,7 @@ def test_none(home: Path) -> None:
     assert "No vLLM was found" in ended.stdout
     assert run("check", "--all", "--json").document == {
         "schema": 1,
-        "tool": checking.__version__,
+        "tool": __version__,
         "command": "check",
         "all": True,
         "exit_code": 3,

@@ -325,4 +325,4 @@ def test_an_error_without_a_path_is_explained_too() -> None:
 
 def test_a_path_is_shown_on_one_line_and_can_be_printed() -> None:
     assert one_line("/usr/lib/vllm é") == "/usr/lib/vllm é"
-    assert one_line(os.fsdecode(b"/a\nb\xff")) == "/a\\nb\\\\xff"
+    assert one_line(os.fsdecode(b"/a\nb\xff")) == "/a\\nb\\xff"

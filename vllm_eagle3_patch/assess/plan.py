@@ -261,7 +261,12 @@ def compose(
         for path in patch.paths(base):
             by_path.setdefault(path, []).append(patch)
     composed: dict[str, Composed] = {}
-    failures: list[tuple[Patch, UnsupportedError]] = []
+    lacking = {name for facts in candidates for name in wanted(facts, options)}
+    failures: list[tuple[Patch, UnsupportedError]] = [
+        (patch, _no_file(patch))
+        for patch in needed
+        if patch.name in lacking and patch.needs_file and not patch.paths(base)
+    ]
     for path, patches in by_path.items():
         pin = _original_pin(assessment, base, path)
         file = compose_file(Task(base.text(path), tuple(patches), models, protocol, pin))
@@ -274,6 +279,14 @@ def compose(
     if not (options.only or options.skip or options.models):
         _as_pinned(assessment, composed, hardened=options.harden)
     return composed
+
+
+def _no_file(patch: Patch) -> UnsupportedError:
+    return UnsupportedError(
+        f"the file that the patch {patch.name} changes is not there",
+        "reinstall vLLM: it is incomplete",
+        code="missing",
+    )
 
 
 def _original_pin(assessment: Assessment, base: Sources, path: str) -> FilePin | None:
