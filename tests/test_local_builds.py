@@ -107,7 +107,7 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
         replacing(LOOP, LOOP.replace("for layer in", "for block in")),
         "for layer in islice(self.layers, self.start_layer, self.end_layer)",
     ),
-    "the class split": (DEEPSEEK, class_split, "def forward in DeepseekV2Model"),
+    "the class split": (DEEPSEEK, class_split, "runs the forward of DeepseekV2Forward"),
     "the protocol renamed": (
         INTERFACES,
         replacing("class SupportsEagle3(", "class SupportsEagleThree("),
@@ -129,9 +129,8 @@ def test_hostile_variant_is_refused_with_the_anchor(variant: str, site_packages:
     for command in ("check", "apply"):
         ended = run(command, "--site-packages", site_packages, "--unpinned", "--json")
         assert ended.exit_code == 4
-        (problem,) = [p for p in ended.document["problems"] if p["code"] == "anchor-missing"]
-        assert anchor in problem["message"]
-        assert path in problem["message"]
+        said = [problem["message"] for problem in ended.document["problems"]]
+        assert any(anchor in message and path in message for message in said)
     assert snapshot(site_packages) == before
 
 
