@@ -58,7 +58,7 @@ class DeepseekV2Model(nn.Module):
             start=self.start_layer,
         ):
             # before the layer
-            if layer.whole:
+            if hidden_states.shape[0] != positions.shape[0]:
                 hidden_states = gather(hidden_states)
             if idx in self.aux_hidden_state_layers:
                 state = hidden_states + residual
@@ -118,7 +118,7 @@ class DeepseekV2Model(nn.Module):
 
         for layer in islice(self.layers, self.start_layer, self.end_layer):
             # before the layer
-            if layer.whole:
+            if hidden_states.shape[0] != positions.shape[0]:
                 hidden_states = gather(hidden_states)
             hidden_states, residual = layer(positions, hidden_states, residual)
 

@@ -229,9 +229,40 @@ def test_the_postcondition_wants_every_part(change: Change) -> None:
     assert not PATCH.holds(parse(changed(AFTER, change).encode(), ""))
 
 
+NATIVE = changed(BEFORE, *IMPORT_AND_BASE, *METHODS, *DEFAULT, *COLLECTING)
+
+ASKS = "            if idx in self.aux_hidden_state_layers:\n"
+KEEP = "                aux_hidden_states.append(hidden_states + residual)\n"
+
+WRONG_BY_HAND: dict[str, list[Change]] = {
+    "appended after the layer": [(ASKS + KEEP + CALL, CALL + ASKS + KEEP)],
+    "the residual left out": [(KEEP, KEEP.replace(" + residual", ""))],
+    "only the residual": [(KEEP, KEEP.replace("hidden_states + ", ""))],
+    "never asked": [(ASKS, ASKS.replace("if idx", "if False and idx"))],
+    "asked for the other ids": [(ASKS, ASKS.replace(" in ", " not in "))],
+    "another id": [(ASKS, ASKS.replace("idx", "idx + 1"))],
+    "ids counted from this stage": [("            start=self.start_layer,\n", "")],
+    "states changed in between": [(KEEP, f"{KEEP}            hidden_states = scaled()\n")],
+    "an empty list returned too": [("if len(aux_hidden_states) > 0", "if True")],
+}
+
+
+@pytest.mark.parametrize("changes", WRONG_BY_HAND.values(), ids=WRONG_BY_HAND)
+def test_by_hand_and_wrong_does_not_hold(changes: list[Change]) -> None:
+    assert PATCH.holds(parse(NATIVE.encode(), ""))
+    assert not PATCH.holds(parse(changed(NATIVE, *changes).encode(), ""))
+
+
+def test_a_counter_that_is_ahead_does_not_hold() -> None:
+    by_hand = changed(BEFORE, *IMPORT_AND_BASE, *METHODS, *DEFAULT, *COUNTING)
+    counts = "            idx += 1\n"
+    early = changed(by_hand, (counts, ""), (ASKS, counts + ASKS))
+    assert PATCH.holds(parse(by_hand.encode(), ""))
+    assert not PATCH.holds(parse(early.encode(), ""))
+
+
 IN_INIT = "        self.aux_hidden_state_layers = ()\n"
 SET = "        self.model.aux_hidden_state_layers = layers\n"
-NATIVE = changed(BEFORE, *IMPORT_AND_BASE, *METHODS, *DEFAULT, *COLLECTING)
 
 INCOMPLETE = {
     "no default of the ids": (IN_INIT, ""),
