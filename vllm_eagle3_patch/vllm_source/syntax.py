@@ -121,9 +121,9 @@ def replacement(module: ast.Module, names: Collection[str]) -> ast.AST | None:
             named = target.value if isinstance(target, ast.Attribute) else target
             if isinstance(named, ast.Name) and named.id in names:
                 return node
-        sets = isinstance(node, ast.Call) and last_name(node.func) == "setattr"
-        if sets and any(last_name(argument) in names for argument in node.args[:1]):
-            return node
+    for call in calls(module, "setattr"):
+        if any(last_name(argument) in names for argument in call.args[:1]):
+            return call
     return None
 
 
