@@ -121,10 +121,9 @@ def replacement(module: ast.Module, names: Collection[str]) -> ast.AST | None:
             named = target.value if isinstance(target, ast.Attribute) else target
             if isinstance(named, ast.Name) and named.id in names:
                 return node
-        called = last_name(node.func) if isinstance(node, ast.Call) else ""
-        arguments = node.args[:1] if isinstance(node, ast.Call) and called == "setattr" else []
-        if any(last_name(argument) in names for argument in arguments):
-            return node
+    for call in calls(module, "setattr"):
+        if any(last_name(argument) in names for argument in call.args[:1]):
+            return call
     return None
 
 
