@@ -15,7 +15,7 @@ from vllm_eagle3_patch.codemod.patch import Patch
 from vllm_eagle3_patch.ground.errors import AnchorNotFoundError
 from vllm_eagle3_patch.patches.aux_layer_bounds import AuxLayerBounds
 from vllm_eagle3_patch.patches.deepseek_v2 import DeepseekV2
-from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK, DEEPSEEK_V32_NVIDIA, INTERFACES
+from vllm_eagle3_patch.vllm_source.paths import DEEPSEEK, INTERFACES
 
 INNER, OUTER = "DeepseekV2Model", "DeepseekV2ForCausalLM"
 SPARSE = ("DeepseekV32Model", "DeepseekV32ForCausalLM")
@@ -31,10 +31,14 @@ class Source(NamedTuple):
     outer: str = OUTER
 
 
+NVIDIA = "vllm/models/deepseek_v32/nvidia/model.py"
+
 SOURCES = {
     "0.17.1": Source("0.17.1", DeepseekV2()),
     "0.33.0": Source("0.33.0", AuxLayerBounds()),
-    "0.33.0 nvidia": Source("0.33.0", AuxLayerBounds(), DEEPSEEK_V32_NVIDIA, *SPARSE),
+    "0.33.0 nvidia": Source(
+        "0.33.0", AuxLayerBounds(), "vllm/models/deepseek_v32/nvidia/model.py", *SPARSE
+    ),
 }
 
 Edit = tuple[str, str]
