@@ -796,11 +796,21 @@ def test_a_signal_that_is_ignored_stays_so(
         signal.signal(ignored, before)
 
 
-def test_apply_runs_what_is_in_place_already(server: Server) -> None:
+def test_apply_runs_what_is_in_place_already(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.run("apply")
     before = snapshot(server.root)
     server.tell({TEXT: {"methods": False}})
+    runs = []
+
+    def counted(*arguments: Any, **named: Any) -> Verification:
+        runs.append(arguments)
+        return verify(*arguments, **named)
+
+    monkeypatch.setattr("vllm_eagle3_patch.verify.verification.verify", counted)
     ended = server.run_json("apply", "--verify")
+    assert len(runs) == 1
     assert ended.exit_code == 6
     assert ended.document["problems"][0]["hint"].startswith("nothing was changed; ")
     assert snapshot(server.root) == before

@@ -88,12 +88,12 @@ def _apply(
     seen, refusal = None, None
     try:
         seen = _look(installation, options, contents=False)
-        if seen.decided.exit_code == 0:
-            return _nothing_to_do(seen, options, notes, verifying)
     except BlockedError:
         raise
     except PatchError as error:
         refusal = error
+    if seen is not None and seen.decided.exit_code == 0:
+        return _nothing_to_do(seen, options, notes, verifying)
     from vllm_eagle3_patch.transaction.state.lock import exclusive
 
     with ExitStack() as stack:
